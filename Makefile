@@ -1,0 +1,68 @@
+# Every target works in a clean clone, with Python 3.11 or newer and make. Nothing has to be
+# activated: what is needed is installed into .venv, again only after pyproject.toml has changed.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Extra arguments for pytest: make test-fast ARGS="-k policy"
+ARGS ?=
+# How many test processes run at once. Each has servers of its own.
+PROCESSES ?= 2
+# What make test-versions runs besides the newest Celery, which make test uses.
+CELERY_VERSIONS ?= 5.5.3 5.6.3
+# How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
+MINUTES ?= 10
+SEED ?=
+
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-versions chaos lint docs services
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.installed-demo ## See it work: a real worker, no server, in under a minute
+	@$(BIN)/python demo/run.py
+
+test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ and PostgreSQL
+	$(PYTEST) $(ARGS)
+
+test-fast: .venv/.installed-dev ## The tests that need no server, in under a minute
+	$(PYTEST) -m "not server and not slow and not versions" $(ARGS)
+
+test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that depend on Celery's version, on the older ones
+
+test-celery-%: .cache/celery-%/.installed
+	.cache/celery-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile -m versions $(ARGS)
+
+chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
+	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+lint: .venv/.installed-dev ## Style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .venv/.installed-dev ## Build the documentation into docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+services: ## Install the servers that make test starts, where they are missing
+	@scripts/install-services
+
+# The demo installs only what it needs; the full set comes on top of it, into the same .venv.
+.venv/.installed-demo: pyproject.toml scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e '.[sql]'
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e '.[dev]'
+	@touch $@ .venv/.installed-demo
+
+.PRECIOUS: .cache/celery-%/.installed
+.cache/celery-%/.installed: pyproject.toml scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv .cache/celery-$* -e '.[test]' 'celery==$*'
+	@touch $@

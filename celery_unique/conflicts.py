@@ -1,0 +1,69 @@
+"""What a call hears when its key is held: one function per strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .exceptions import DuplicateTask
+from .facts import CallFacts
+from .stores.base import Acquired, Holder
+from .stores.record import State
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A call and the task that is in its way."""
+
+    task_name: str
+    key: str
+    holder: Holder
+    conceal: bool = False  # do not tell a caller who holds the key
+
+
+def ignore(conflict: Conflict) -> CallFacts:
+    """The holder does the work: the call gets the holder's result."""
+    if conflict.conceal:
+        return reject(conflict)
+    return CallFacts("deduplicated", True, conflict.key, str(conflict.holder.state))
+
+
+def reject(conflict: Conflict, reason: str | None = None) -> CallFacts:
+    """The caller is told, loudly."""
+    raise DuplicateTask(
+        conflict.task_name,
+        None if conflict.conceal else conflict.holder.task_id,
+        None if conflict.conceal else str(conflict.holder.state),
+        reason,
+        key=conflict.key,
+    )
+
+
+def cannot_replace(conflict: Conflict) -> CallFacts:
+    """The store has replaced what could be replaced: this is what could not."""
+    if conflict.holder.state is State.COMPLETED:  # its idempotency key answers for it
+        return ignore(conflict)
+    if conflict.holder.state is State.ACTIVE:
+        return reject(conflict, "a task that runs cannot be replaced")
+    return reject(conflict, "the call brings the id of the task that it would replace")
+
+
+#: What is left to a call that the store has not admitted.
+STRATEGIES: dict[str, Callable[[Conflict], CallFacts]] = {
+    "ignore": ignore,
+    "reject": reject,
+    "replace": cannot_replace,
+    "replace_except_schedule": cannot_replace,
+    "rerun": ignore,  # the holder has not started, so it will see what the caller has done
+}
+
+
+def resolve(strategy: str, conflict: Conflict) -> CallFacts:
+    return STRATEGIES[strategy](conflict)
+
+
+def admitted(key: str, acquired: Acquired) -> CallFacts:
+    """What a call hears whose task was created."""
+    if acquired.after:
+        return CallFacts("rerun", bool(acquired.replaced), key)
+    return CallFacts("replaced" if acquired.replaced else "created", False, key)

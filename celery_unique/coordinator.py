@@ -1,0 +1,315 @@
+"""The order of things around one lock: take it, publish, confirm, give it back.
+
+The coordinator knows policies, stores and signals and nothing of messages: how
+a message is sent is handed in as a function. What must come before what is the
+subject of this module, and each order that matters is named where it is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import conflicts, reports
+from .breaker import Breaker, StoreSkipped
+from .exceptions import IdempotencyKeyConflict, StoreUnavailable
+from .facts import CallFacts
+from .header import LockHeader
+from .later import Later
+from .leases import Leases, milliseconds
+from .policy import UniquePolicy
+from .settings import UniqueSettings
+from .stores.base import Acquired, Claim, Holder, LockStore
+from .stores.record import TERMINAL_LETTERS, State, letters
+
+#: How long a duplicate of an unconfirmed holder waits before it looks again.
+LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
+#: How often a call asks anew when the holder it was told of has vanished.
+ROUNDS = 5
+#: How many ids published by this process are remembered: their confirmations may
+#: still be on the way, and a sequence of calls must not wait for its own.
+REMEMBERED = 512
+#: A holder that has waited this long may have lost its message to a purge.
+LONG_WAIT_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One call on its way to the broker, with its key."""
+
+    task_name: str
+    task_id: str
+    key: str
+    policy: UniquePolicy
+    grace_ms: int
+    lease_ms: int  # from the ETA, once the message is published
+    delay_ms: int = 0
+    arguments: str = ""
+    keep_ms: int = 0
+    #: The task in whose body the call is made.
+    parent_id: str | None = None
+    #: A member of a canvas, or with callbacks: somebody waits for this very id.
+    has_own_life: bool = False
+    #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
+    continues: bool = False
+
+
+#: Publishes the message under this id, with this header and this delay in ms (None: as the
+#: call asked), and returns Celery's result.
+Send = Callable[[str, LockHeader | None, int | None], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a call: the id to ask for, the facts, and Celery's result if published."""
+
+    task_id: str
+    facts: CallFacts
+    result: Any = None
+    #: Tasks whose place this one took: their messages will be dropped.
+    superseded: tuple[str, ...] = ()
+
+
+class UniqueTaskCoordinator:
+    """Everything this library does with one lock store."""
+
+    def __init__(
+        self, app: Any, settings: UniqueSettings, store: LockStore, leases: Leases
+    ) -> None:
+        self.app = app
+        self.settings = settings
+        self.store = store
+        self.leases = leases
+        self.later = Later()
+        self._breaker = Breaker()
+        self._published_here: OrderedDict[str, str] = OrderedDict()
+
+    # -- the caller ----------------------------------------------------------
+
+    def publish(self, attempt: Attempt, send: Send) -> Published:
+        """Take the lock and publish, or tell the call who holds it."""
+        for _ in range(ROUNDS):
+            began = time.monotonic()
+            try:
+                acquired = self._acquire(attempt)
+            except StoreUnavailable as error:
+                return self._without_store(attempt, send, error)
+            if acquired.outcome == "created":
+                return self._publish_created(attempt, acquired, send, began)
+            settled = self._settle_conflict(attempt, acquired, send)
+            if settled is not None:
+                return settled
+        # The holders vanished as fast as they came: publish rather than lose the call.
+        return self._publish_unlocked(attempt, send, "its holder kept vanishing")
+
+    def _acquire(self, attempt: Attempt) -> Acquired:
+        claim = self._claim(attempt)
+        try:
+            return self._breaker.run(lambda: self.store.acquire(attempt.key, claim))
+        except StoreUnavailable as error:
+            self._say_store_error("acquire", error, attempt)
+            raise
+
+    def _claim(self, attempt: Attempt) -> Claim:
+        policy = attempt.policy
+        states = letters(policy.states)
+        return Claim(
+            task_id=attempt.task_id,
+            task_name=attempt.task_name,
+            states=states,
+            grace_ms=attempt.grace_ms,
+            on_conflict=policy.on_conflict,
+            parent=attempt.parent_id or "",
+            max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
+            window_ms=milliseconds(policy.period) if policy.period else 0,
+            delay_ms=attempt.delay_ms,
+            keep="".join(letter for letter in states if letter in TERMINAL_LETTERS),
+            keep_ms=attempt.keep_ms,
+            arguments=attempt.arguments,
+        )
+
+    def _header(self, attempt: Attempt, task_id: str, created_at: int) -> LockHeader:
+        claim = self._claim(attempt)
+        return LockHeader(
+            task_id=task_id,
+            key=attempt.key,
+            namespace=self.settings.namespace,
+            store=self.store.fingerprint(),
+            created_at=created_at,
+            window_ms=claim.keep_ms or claim.window_ms,
+            keep=claim.keep,
+            arguments=attempt.arguments,
+        )
+
+    def _publish_created(
+        self, attempt: Attempt, acquired: Acquired, send: Send, began: float
+    ) -> Published:
+        facts = conflicts.admitted(attempt.key, acquired)
+        try:
+            if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
+                # So slow that the grace could end before the message is out.
+                self.store.acquire(attempt.key, replace(self._claim(attempt), again=True))
+            header = self._header(attempt, attempt.task_id, acquired.now)
+            result = send(attempt.task_id, header, _changed_delay(attempt, acquired))
+        except BaseException:
+            self.give_back(attempt)
+            raise
+        self._confirm(attempt, attempt.task_id)
+        reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key)
+        for task_id in acquired.replaced:
+            reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
+        return Published(attempt.task_id, facts, result, acquired.replaced)
+
+    def _confirm(self, attempt: Attempt, task_id: str) -> None:
+        # After the publish, never before: a confirmed lock without a message would
+        # swallow calls for a whole queue lease.
+        self.remember(task_id, attempt.key)
+
+        def act() -> None:
+            self.store.confirm(attempt.key, task_id, attempt.lease_ms)
+
+        try:
+            act()
+        except StoreUnavailable as error:
+            self._say_store_error("confirm", error, attempt)
+            # Unconfirmed, it lapses with its grace, and what it replaced would run after all.
+            self.later.retry(
+                f"confirm that {attempt.task_name}[{task_id}] is published",
+                act,
+                attempt.grace_ms / 1000,
+            )
+
+    def key_of_published(self, task_id: str) -> str | None:
+        return self._published_here.get(task_id)
+
+    def remember(self, task_id: str, key: str) -> None:
+        self._published_here[task_id] = key
+        while len(self._published_here) > REMEMBERED:
+            try:
+                self._published_here.popitem(last=False)
+            except KeyError:  # another thread was faster
+                return
+
+    def give_back(self, attempt: Attempt) -> None:
+        """Publishing failed: the key is free again, now or as soon as the store answers."""
+
+        def act() -> object:
+            return self.store.give_back(attempt.key, attempt.task_id, self._mark_ms(attempt))
+
+        try:
+            act()
+        except StoreUnavailable as error:
+            self._say_store_error("give_back", error, attempt)
+            self.later.retry(
+                f"give back the lock of {attempt.task_name}[{attempt.task_id}]",
+                act,
+                attempt.grace_ms / 1000,
+            )
+
+    def _mark_ms(self, attempt: Attempt) -> int:
+        return attempt.delay_ms + attempt.lease_ms
+
+    def _without_store(self, attempt: Attempt, send: Send, error: StoreUnavailable) -> Published:
+        """No answer. The lock may have been taken all the same, so what follows is told to
+        the store in the background: the caller has waited long enough."""
+        if self.settings.on_store_error == "publish" or attempt.continues:
+            published = self._publish_unlocked(attempt, send, "the lock store did not answer")
+            # Not given back: the mark of that would drop the very task that is published.
+            self._tell_later(
+                error,
+                f"confirm that {attempt.task_name}[{attempt.task_id}] is published",
+                lambda: self.store.confirm(attempt.key, attempt.task_id, attempt.lease_ms),
+                attempt,
+            )
+            return published
+        self._tell_later(
+            error,
+            f"give back the lock that {attempt.task_name}[{attempt.task_id}] may have taken",
+            lambda: self.store.give_back(attempt.key, attempt.task_id, self._mark_ms(attempt)),
+            attempt,
+        )
+        raise error
+
+    def _tell_later(
+        self, error: StoreUnavailable, what: str, act: Callable[[], object], attempt: Attempt
+    ) -> None:
+        if not isinstance(error, StoreSkipped):
+            self.later.retry(what, act, attempt.grace_ms / 1000)
+
+    def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
+        """Publish although the lock is not certain, or surely not there."""
+        reports.unlocked(attempt.task_name, attempt.task_id, why)
+        result = send(attempt.task_id, self._header(attempt, attempt.task_id, 0), None)
+        self.remember(attempt.task_id, attempt.key)
+        return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
+
+    # -- conflicts -----------------------------------------------------------
+
+    def _settle_conflict(
+        self, attempt: Attempt, acquired: Acquired, send: Send
+    ) -> Published | None:
+        """The answer to a call whose key is held, or None: ask again."""
+        holder = acquired.holder
+        assert holder is not None
+        if holder.arguments != attempt.arguments:
+            raise IdempotencyKeyConflict(attempt.task_name, key=attempt.key)
+        if attempt.has_own_life:
+            # Somebody waits for this very id, so it may not be answered with another's.
+            why = f"task {holder.task_id} holds its key, but a canvas or callback needs its id"
+            reports.unlocked(attempt.task_name, attempt.task_id, why)
+            result = send(attempt.task_id, None, None)
+            return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
+        # A duplicate may only name a task that is really published, or a publish that
+        # then fails would take this call with it. A rejection promises nothing.
+        if acquired.outcome == "duplicate":
+            if not self._surely_published(attempt, holder, send):
+                return None
+            if holder.state is State.PENDING:
+                holder = replace(holder, state=State.AVAILABLE)
+        reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy)
+        if holder.state is State.AVAILABLE and acquired.now - holder.created_at > LONG_WAIT_MS:
+            reports.long_wait(attempt.task_name, holder, acquired.now)
+        conflict = conflicts.Conflict(
+            attempt.task_name, attempt.key, holder, self.settings.conceal_holder
+        )
+        facts = conflicts.resolve(attempt.policy.on_conflict, conflict)
+        return Published(holder.task_id, facts)
+
+    def _surely_published(self, attempt: Attempt, holder: Holder, send: Send) -> bool:
+        if holder.state is not State.PENDING or holder.task_id in self._published_here:
+            return True
+        try:
+            return self._wait_or_help(attempt, holder.task_id, send)
+        except StoreUnavailable as error:
+            self._say_store_error("help", error, attempt)
+            return False
+
+    def _wait_or_help(self, attempt: Attempt, holder_id: str, send: Send) -> bool:
+        for pause in LOOK_AGAIN_AFTER_S:
+            time.sleep(pause)
+            record, _ = self.store.read(attempt.key)
+            task = record.tasks.get(holder_id)
+            if task is None:
+                return False
+            if task.state != "p":
+                return True
+        verdict = self.store.help(attempt.key, holder_id)
+        if verdict == "go":
+            # The own message under the holder's id: the gate and the done mark make a
+            # second copy harmless, while taking over would revoke a slow first caller.
+            send(holder_id, self._header(attempt, holder_id, 0), None)
+            self._confirm(attempt, holder_id)
+        return verdict != "again"
+
+    def _say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:
+        reports.store_error(self.app, act, error, attempt.task_name, attempt.task_id, attempt.key)
+
+
+def _changed_delay(attempt: Attempt, acquired: Acquired) -> int | None:
+    """The delay that the store has decided on, where it is not the call's own: that of
+    the task it replaces, or one that no longer postpones it."""
+    delay_ms = max(0, acquired.eta - acquired.now) if acquired.eta else 0
+    return delay_ms if delay_ms != attempt.delay_ms else None

@@ -1,0 +1,236 @@
+"""Every error this library raises.
+
+::
+
+    CeleryUniqueError(Exception)
+    ├── InvalidPolicy(ValueError)      an option or a policy field is wrong
+    ├── UniqueKeyError(ValueError)     no key can be made from this call
+    ├── DuplicateTask                  the key is held, and the policy says ``reject``
+    ├── IdempotencyKeyRequired         the task wants an ``idempotency_key``
+    ├── IdempotencyKeyConflict         that ``idempotency_key`` was used for other work
+    ├── StoreUnavailable               the lock store did not answer in time
+    └── ConfigurationError             a setting is wrong, or one is missing
+
+A message says what to do; the facts are attributes.  The key is an attribute only: it is made
+from the arguments of a call, so it stays out of ``str()``, ``repr()`` and thereby out of logs.
+
+Two warnings tell of what is allowed and likely wrong: ``UniquePolicyWarning`` and
+``UniqueSettingsWarning``, both ``UserWarning``.
+
+``args`` holds the positional arguments of the constructor, because Celery's JSON result backends
+store ``args`` and call the class with them again: an error raised in a task body comes back to the
+caller of ``get()`` as the same class with the same message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = [
+    "CeleryUniqueError",
+    "ConfigurationError",
+    "DuplicateTask",
+    "IdempotencyKeyConflict",
+    "IdempotencyKeyRequired",
+    "InvalidPolicy",
+    "StoreUnavailable",
+    "UniqueKeyError",
+    "UniquePolicyWarning",
+    "UniqueSettingsWarning",
+]
+
+# Up to the last @, since a password may hold any of / ? # unescaped.
+_URL_CREDENTIALS = re.compile(r"""(?P<scheme>[A-Za-z][\w+.-]*://)[^\s'"]*@""")
+_PASSWORD_PARAMETER = re.compile(
+    r"(?P<name>[?&](?:password|passwd|pwd|secret)=)[^&\s#]+", re.IGNORECASE
+)
+
+
+def conceal_passwords(text: str) -> str:
+    """Replace the user part of every URL in `text`, and password parameters, by ``***``."""
+    text = _URL_CREDENTIALS.sub(r"\g<scheme>***@", text)
+    return _PASSWORD_PARAMETER.sub(r"\g<name>***", text)
+
+
+class CeleryUniqueError(Exception):
+    """The base of all errors of this library."""
+
+    ojs_code = "internal_error"
+    retryable = False
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the error as the Open Job Spec's error object."""
+        details = {name: value for name, value in self._details().items() if value is not None}
+        return {
+            "error": {
+                "code": self.ojs_code,
+                "message": str(self),
+                "retryable": self.retryable,
+                "details": details,
+            }
+        }
+
+    def _details(self) -> dict[str, Any]:
+        return {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with `args`, which cannot carry keyword-only facts.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(cls: type[CeleryUniqueError], args: tuple[Any, ...]) -> CeleryUniqueError:
+    return cls.__new__(cls, *args)
+
+
+class InvalidPolicy(CeleryUniqueError, ValueError):
+    """An option or a policy field is wrong; `field` is its name."""
+
+    ojs_code = "invalid_request"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def _details(self) -> dict[str, Any]:
+        return {"field": self.field}
+
+
+class UniqueKeyError(CeleryUniqueError, ValueError):
+    """No key can be made from this call; `argument` is what stands in the way."""
+
+    ojs_code = "invalid_request"
+
+    def __init__(self, message: str, *, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
+
+    def _details(self) -> dict[str, Any]:
+        return {"argument": self.argument}
+
+
+class DuplicateTask(CeleryUniqueError):
+    """The key is held by another task and the call was not published.
+
+    `task_id` and `state` are the holder's, or None where `unique_conceal_holder` is set.
+    `reason` says why a call that asked for something else than ``reject`` was rejected.
+    """
+
+    ojs_code = "duplicate"
+
+    def __init__(
+        self,
+        task_name: str,
+        task_id: str | None = None,
+        state: str | None = None,
+        reason: str | None = None,
+        *,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(task_name, task_id, state, reason)
+        self.task_name = task_name
+        self.task_id = task_id
+        self.state = state
+        self.reason = reason
+        self.key = key
+
+    def __str__(self) -> str:
+        state = f" in state {self.state}" if self.state else ""
+        holder = f"task {self.task_id}{state} holds" if self.task_id else "another task holds"
+        reason = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.task_name} was not published: {holder} its unique key{reason}. "
+            "Wait for that task to end, or call with unique_on_conflict='ignore' to get "
+            "its result, or with unique=False to publish anyway"
+        )
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "existing_job_id": self.task_id,
+            "existing_job_state": self.state,
+            "uniqueness_key": self.key,
+            "job_type": self.task_name,
+            "reason": self.reason,
+        }
+
+
+class IdempotencyKeyRequired(CeleryUniqueError):
+    """The task's identity strategy is ``caller_provided`` and the call gave no key."""
+
+    ojs_code = "invalid_request"
+
+    def __init__(self, task_name: str) -> None:
+        super().__init__(task_name)
+        self.task_name = task_name
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task_name} has identity_strategy='caller_provided', so every call must bring "
+            "its own key: call apply_async(..., idempotency_key='...')"
+        )
+
+    def _details(self) -> dict[str, Any]:
+        return {"argument": "idempotency_key", "job_type": self.task_name}
+
+
+class IdempotencyKeyConflict(CeleryUniqueError):
+    """The idempotency key was used before, for a call that was not the same."""
+
+    ojs_code = "invalid_request"
+
+    def __init__(self, task_name: str, *, key: str | None = None) -> None:
+        super().__init__(task_name)
+        self.task_name = task_name
+        self.key = key
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task_name} was not published: its idempotency_key was used before for a call "
+            "with another task or other arguments. Send the same call again, or take a new key "
+            "for new work"
+        )
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "argument": "idempotency_key",
+            "job_type": self.task_name,
+            "uniqueness_key": self.key,
+        }
+
+
+class StoreUnavailable(CeleryUniqueError):
+    """The lock store could not be reached, or did not answer in `unique_store_timeout`."""
+
+    ojs_code = "backend_error"
+    retryable = True
+
+    def __init__(self, message: str, *, store: str | None = None) -> None:
+        super().__init__(conceal_passwords(message))
+        self.store = None if store is None else conceal_passwords(store)
+
+    def _details(self) -> dict[str, Any]:
+        return {"store": self.store}
+
+
+class ConfigurationError(CeleryUniqueError):
+    """A setting is wrong or missing; `setting` is its name."""
+
+    ojs_code = "backend_error"
+
+    def __init__(self, message: str, *, setting: str | None = None) -> None:
+        super().__init__(conceal_passwords(message))
+        self.setting = setting
+
+    def _details(self) -> dict[str, Any]:
+        return {"setting": self.setting}
+
+
+class UniquePolicyWarning(UserWarning):
+    """A policy is valid, and does something that few people want."""
+
+
+class UniqueSettingsWarning(UserWarning):
+    """A setting has a name that nothing reads."""

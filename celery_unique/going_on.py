@@ -1,0 +1,75 @@
+"""Messages in which an id goes on that has its lock already: retries and replacements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .header import HEADER, LockHeader
+from .runtime import Runtime
+from .timing import delay_ms
+
+SendTask = Callable[..., Any]
+
+
+def is_sent_again(options: dict[str, Any]) -> bool:
+    """Whether this is a retry (or another resend) of the task whose header it carries.
+
+    A header that was copied from another task is taken off: it is not this call's.
+    """
+    headers = options.get("headers")
+    if not headers or HEADER not in headers:
+        return False
+    header = LockHeader.from_message(headers[HEADER])
+    headers = {name: value for name, value in headers.items() if name != HEADER}
+    again = header is not None and header.task_id == options.get("task_id")
+    if again and header is not None:
+        headers[HEADER] = header.as_published().as_message()
+    options["headers"] = headers
+    return again
+
+
+def is_handed_over(runtime: Runtime, name: str, key: str | None, options: dict[str, Any]) -> bool:
+    """Whether this is ``self.replace(...)``: another task that goes on under our id.
+
+    It inherits the lock, unless it is unique by a key of its own, or one of Celery's own
+    tasks, at whose end nobody would give the lock back.
+    """
+    request = current_request(runtime)
+    task_id = options.get("task_id")
+    if name.startswith("celery."):
+        return False
+    if request is None or request.id != task_id or not options.get("replaced_task_nesting"):
+        return False
+    header = LockHeader.from_message(getattr(request, HEADER, None))
+    if header is None or (key is not None and key != header.key):
+        return False
+    headers = dict(options.get("headers") or {})
+    headers[HEADER] = header.as_published().as_message()
+    options["headers"] = headers
+    return True
+
+
+def send_on(
+    runtime: Runtime,
+    original: SendTask,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    options: dict[str, Any],
+) -> Any:
+    """Publish the message in which an id goes on, and tell the body that is running under
+    it, so that its end does not free the key.
+
+    Told after the publish: one that failed must not leave a key that nobody holds.
+    """
+    result = original(name, args, kwargs, **options)
+    request = current_request(runtime)
+    if request is not None and request.id == options.get("task_id"):
+        request.unique_goes_on_in_ms = delay_ms(runtime.app, options)
+    return result
+
+
+def current_request(runtime: Runtime) -> Any:
+    task = runtime.app.current_worker_task
+    return task.request if task is not None else None

@@ -1,0 +1,315 @@
+"""What a worker does with the locks of the messages it holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from . import reports
+from .breaker import Breaker, StoreSkipped
+from .ends import Ends
+from .exceptions import StoreUnavailable
+from .header import LockHeader
+from .later import Later
+from .leases import Leases
+from .stores.base import Finish, Finished, Held, LockStore, Start, Started
+from .stores.record import State
+
+REMEMBERED = 10_000
+
+
+class Holding:
+    """The worker's acts, each of which compares and sets on (task id, delivery)."""
+
+    def __init__(self, app: Any, store: LockStore, gate_store: LockStore, leases: Leases) -> None:
+        self.app = app
+        self.store = store
+        self._gate_store = gate_store
+        self._gate_breaker = Breaker()
+        self._breaker = Breaker()
+        self.leases = leases
+        self.later = Later()
+        self.ends = Ends()
+        self._renewal_failed_at = -math.inf
+        self._other_stores: set[str] = set()
+        #: Deliveries whose body has ended in this process: not to be renewed any more,
+        #: even where Celery forgets to forget the request.
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        #: Deliveries let through the gate that no process or thread of the pool has taken.
+        self._on_the_way: OrderedDict[str, tuple[LockHeader, str]] = OrderedDict()
+
+    @property
+    def failed_at(self) -> float:
+        """When the store last did not answer this process."""
+        breakers = (self._gate_breaker, self._breaker)
+        return max(self._renewal_failed_at, *(breaker.failed_at for breaker in breakers))
+
+    def renewal_failed(self) -> None:
+        self._renewal_failed_at = time.monotonic()
+
+    def ended_here(self, delivery: str) -> None:
+        self._ended[delivery] = None
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def has_ended_here(self, delivery: str) -> bool:
+        return delivery in self._ended
+
+    def sent_to_pool(self, header: LockHeader, task_name: str) -> None:
+        self._on_the_way[header.delivery] = (header, task_name)
+        while len(self._on_the_way) > REMEMBERED:  # Celery drops some when it reconnects
+            self._on_the_way.popitem(last=False)
+
+    def taken_by_pool(self, header: LockHeader, task_name: str) -> None:
+        self._on_the_way.pop(header.delivery, None)
+        self.ends.began(header, task_name)
+
+    def on_the_way(self) -> list[Held]:
+        """What the gate let through and the pool has not taken."""
+        run_ms = self.leases.run_ms
+        return [
+            Held(header.key, header.task_id, delivery, run_ms, run_ms)
+            for delivery, (header, _) in list(self._on_the_way.items())
+        ]
+
+    def pool_is_gone(self) -> None:
+        """The worker stops. What its pool has not come to goes back to the queue, and
+        must not wait there for the lease of a delivery that never ran."""
+        while self._on_the_way:
+            _, (header, task_name) = self._on_the_way.popitem()
+            self.retried(header, task_name, 0, copies=True)
+
+    def start(self, header: LockHeader, task_name: str, delivery: str, acks_late: bool) -> Started:
+        """Ask the gate. Raises StoreUnavailable: then the task runs, since it was admitted."""
+        self._compare_stores(header, task_name)
+        start = self._start(header, task_name, delivery, acks_late)
+        started = self._gate_breaker.run(lambda: self._gate_store.start(header.key, start))
+        if started.lost:
+            self.lost(header, task_name, "its lock had lapsed before it started")
+        return started
+
+    def _compare_stores(self, header: LockHeader, task_name: str) -> None:
+        """A caller with another store or namespace takes locks that this worker never sees."""
+        if header.store in ("", self.store.fingerprint()) or header.store in self._other_stores:
+            return
+        self._other_stores.add(header.store)
+        reports.other_store(task_name, header.task_id)
+
+    def catch_up(self, header: LockHeader, task_name: str, acks_late: bool) -> bool:
+        """Tell the store of a task that started while it was away. Whether it has its lock.
+
+        Until then its key is held as that of a waiting task: for very long, if its worker dies.
+        """
+        record, _ = self.store.read(header.key)
+        task = record.tasks.get(header.task_id)
+        if task is None or task.terminal:
+            return False  # it has ended meanwhile, or else its end will tell that it lapsed
+        start = self._start(header, task_name, header.delivery, acks_late)
+        started = self.store.start(header.key, start)
+        if started.verdict != "run":
+            self.lost(
+                header, task_name, "it started without the store, and its lock is not its own"
+            )
+        return started.verdict == "run"
+
+    def _start(self, header: LockHeader, task_name: str, delivery: str, acks_late: bool) -> Start:
+        return Start(
+            task_id=header.task_id,
+            delivery=delivery,
+            task_name=task_name,
+            # An early acknowledged message is gone once the body runs, so nothing but
+            # the worker's renewals may keep the key.
+            lease_ms=self.leases.queue_ms if acks_late else self.leases.run_ms,
+            run_lease_ms=self.leases.run_ms,
+            mark_ms=self.leases.queue_ms,
+            created_at=header.created_at,
+            window_ms=header.window_ms,
+            keep=header.keep,
+            arguments=header.arguments,
+        )
+
+    def is_run_by_its_sender(self, header: LockHeader) -> bool:
+        """Whether the body that published this message (its retry) has not ended yet."""
+        record, now = self._gate_breaker.run(lambda: self._gate_store.read(header.key))
+        task = record.tasks.get(header.task_id)
+        if task is None or task.delivery != header.sent_by:
+            return False
+        return task.delivery_lease > now and not task.terminal
+
+    def is_still_active(self, header: LockHeader) -> bool:
+        """Whether the end of this delivery has not been told, as far as can be seen."""
+        try:
+            record, _ = self.store.read(header.key)
+        except StoreUnavailable:
+            return True  # told once more, it does no harm
+        task = record.tasks.get(header.task_id)
+        return task is not None and task.state == "r" and task.delivery == header.delivery
+
+    def is_taken_over(self, header: LockHeader) -> bool:
+        """Whether another delivery runs this task now, since our lease lapsed."""
+        try:
+            record, _ = self._gate_breaker.run(lambda: self._gate_store.read(header.key))
+        except StoreUnavailable as error:
+            reports.store_error(self.app, "read", error, "", header.task_id, header.key)
+            return False
+        task = record.tasks.get(header.task_id)
+        return task is not None and task.state == "r" and task.delivery != header.delivery
+
+    def retried(self, header: LockHeader, task_name: str, delay_ms: int, copies: bool) -> None:
+        """The task waits for its retry: the lock stays, the delivery lets go of it."""
+        self.ends.goes_on(header.delivery)
+        lease_ms = self.leases.queue_ms + delay_ms
+
+        def act() -> None:
+            self.store.retry(header.key, header.task_id, header.delivery, lease_ms, copies)
+
+        try:
+            self._breaker.run(act)
+        except StoreUnavailable as error:
+            self._retry_later("retry", error, header, task_name, act)
+
+    def finish(
+        self,
+        header: LockHeader,
+        task_name: str,
+        state: State,
+        *,
+        settle_later: bool = False,
+        backstop: bool = False,
+    ) -> Finished:
+        """The body is over: give the key back, now or as soon as the store answers.
+
+        A backstop says it a second time, perhaps: it is no news if nothing is left.
+        """
+        finish = self._finish(header, state, settle_later)
+        try:
+            finished = self._breaker.run(lambda: self.store.finish(header.key, finish))
+        except StoreUnavailable as error:
+            # A time-out may have finished it: then there is nothing left, which is no news.
+            silent = backstop or not isinstance(error, StoreSkipped)
+            self._retry_later(
+                "finish",
+                error,
+                header,
+                task_name,
+                lambda: self._finish_late(header, task_name, finish, silent),
+            )
+            return Finished("ended", False)
+        if finished.verdict == "ended" or not backstop:
+            self._say_finished(header, task_name, finish, finished)
+        return finished
+
+    def _finish_late(
+        self, header: LockHeader, task_name: str, finish: Finish, silent: bool
+    ) -> None:
+        # By now the result is stored and the message acknowledged: settle at once.
+        finished = self.store.finish(header.key, replace(finish, settle_later=header.again))
+        if finished.settle:
+            self.store.settle(header.key, finish, header.again)
+        if finished.verdict == "not_yours" and silent and not self._has_record(header):
+            finished = replace(finished, verdict="ended")
+        self._say_finished(header, task_name, finish, finished)
+
+    def end_for_another(self, header: LockHeader, task_name: str) -> bool:
+        """Give back the lock of a body that ended in a process which could not, and is gone.
+        How it ended is not known here: as failed, so that it blocks nobody."""
+        record, _ = self.store.read(header.key)
+        task = record.tasks.get(header.task_id)
+        if task is None:
+            return False
+        finish = self._finish(header, State.DISCARDED, False)
+        mine = task.state == "r" and task.delivery == header.delivery
+        if not header.token and task.state == "r" and not mine:
+            self._outlive_the_dead(header, task_name, finish)
+            return False
+        if mine or (not header.token and task.state in "pw"):
+            self._finish_late(header, task_name, finish, silent=True)
+            return True
+        return False
+
+    def _has_record(self, header: LockHeader) -> bool:
+        record, _ = self.store.read(header.key)
+        return header.task_id in record.tasks
+
+    def settle(self, header: LockHeader, task_name: str, state: State) -> None:
+        """Result and acknowledgement are out: the record of the ended task may go."""
+        finish = self._finish(header, state, True)
+
+        def act() -> None:
+            self.store.settle(header.key, finish, header.again)
+
+        try:
+            self._breaker.run(act)
+        except StoreUnavailable as error:
+            self._retry_later("settle", error, header, task_name, act)
+
+    def _retry_later(
+        self,
+        name: str,
+        error: StoreUnavailable,
+        header: LockHeader,
+        task_name: str,
+        act: Callable[[], None],
+    ) -> None:
+        reports.store_error(self.app, name, error, task_name, header.task_id, header.key)
+
+        def carry_out() -> None:
+            act()
+            self.store.flush()  # what is sent one way into a broken connection is lost
+
+        self.later.retry(
+            f"{name} of {task_name}[{header.task_id}]", carry_out, self.leases.queue_ms / 1000
+        )
+
+    def dropped(self, header: LockHeader, task_name: str) -> None:
+        """A marked message was reached and dropped: its mark has done its work."""
+        try:
+            self.store.forget(header.key, header.task_id)
+        except StoreUnavailable as error:
+            reports.store_error(self.app, "forget", error, task_name, header.task_id, header.key)
+
+    def _finish(self, header: LockHeader, state: State, settle_later: bool) -> Finish:
+        return Finish(
+            task_id=header.task_id,
+            delivery=header.delivery,
+            state=state,
+            retention_ms=self.leases.retention_ms,
+            mark_ms=self.leases.queue_ms,
+            settle_later=settle_later or header.again,
+        )
+
+    def _say_finished(
+        self, header: LockHeader, task_name: str, finish: Finish, finished: Finished
+    ) -> None:
+        if finished.verdict == "not_yours":
+            self.lost(header, task_name, "its lock had lapsed or gone to another when it ended")
+            if not header.token:
+                self._outlive_the_dead(header, task_name, finish)
+            return
+        reports.released(self.app, task_name, header.task_id, header.key, str(finish.state))
+
+    def _outlive_the_dead(self, header: LockHeader, task_name: str, finish: Finish) -> None:
+        """It ran without asking the gate, and the lock is a delivery's that may be dead: such
+        as the one that sent it as its retry, which the store was not there to hear of.
+
+        Nobody will run this task again, so nobody would give the key back. Once that lease
+        has had the time to lapse, it is taken over, and ended. A living one is left alone.
+        """
+
+        def act() -> None:
+            if not self._has_record(header):
+                return
+            start = self._start(header, task_name, header.delivery, acks_late=False)
+            if self.store.start(header.key, start).verdict == "run":
+                self._finish_late(header, task_name, finish, silent=True)
+
+        lease_s = self.leases.run_ms / 1000
+        what = f"end of {task_name}[{header.task_id}], which ran without the store"
+        self.later.retry(what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s)
+
+    def lost(self, header: LockHeader, task_name: str, reason: str) -> None:
+        reports.lost(self.app, task_name, header.task_id, header.key, reason)

@@ -1,0 +1,242 @@
+"""Looking at a lock, and letting go of one, by call or by key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import current_app
+
+from . import reports
+from .calls import Call
+from .exceptions import InvalidPolicy, UniqueKeyError
+from .identities import with_key
+from .keys import canonical_text, idempotency_identity, identity, key_of
+from .messages import shown, suggestion
+from .policy import UniquePolicy
+from .publish import queue_of
+from .runtime import Runtime, runtime_of
+from .stores.record import Record, TaskEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """One lock as it stands in the store. Times are aware datetimes in UTC."""
+
+    key: str
+    task_name: str
+    task_id: str
+    state: str
+    created_at: datetime
+    expires_at: datetime
+    window_ends_at: datetime | None = None
+    eta: datetime | None = None
+    duplicates: int = 0
+    last_duplicate_at: datetime | None = None
+    worker: str | None = None
+
+
+def lookup(
+    task: Any = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    idempotency_key: str | None = None,
+    app: Any = None,
+) -> Lock | None:
+    """The lock of a call, or of a key; None if it is free."""
+    runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
+    record, now = runtime.store.read(key)
+    return lock_of(key, record, now)
+
+
+def release(
+    task: Any = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    idempotency_key: str | None = None,
+    app: Any = None,
+) -> bool:
+    """Let go of the lock of a call, or of a key. Whether there was one.
+
+    The holder is not stopped: it still runs, or will run, and the next call may run
+    beside it.
+    """
+    runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
+    record, _ = runtime.store.read(key)
+    if not runtime.store.release(key):
+        return False
+    for task_id, held in record.tasks.items():
+        if not held.released:
+            reports.released(runtime.app, held.task_name, task_id, key, "released by hand")
+    return True
+
+
+def lock_of(key: str, record: Record, now: int) -> Lock | None:
+    """The lock to show: an active task first, then the newest. Released ones hold nothing."""
+    tasks = [(i, t) for i, t in record.tasks.items() if not t.released]
+    if not tasks:
+        return None
+    task_id, task = max(tasks, key=lambda item: (item[1].state == "r", item[1].created_at))
+    return _lock(key, task_id, task, now)
+
+
+def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
+    return Lock(
+        key=key,
+        task_name=task.task_name,
+        task_id=task_id,
+        state=str(task.shown_state(now)),
+        created_at=_moment(task.created_at),
+        expires_at=_moment(task.lease),
+        window_ends_at=_moment(task.window_ends) if task.window_ends else None,
+        eta=_moment(task.eta) if task.eta else None,
+        duplicates=task.duplicates,
+        last_duplicate_at=_moment(task.last_duplicate_at) if task.last_duplicate_at else None,
+        # A delivery is named worker / process / boot / count.
+        worker=task.delivery.rsplit("/", 3)[0] if task.delivery else None,
+    )
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _find(
+    task: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    key: str | None,
+    idempotency_key: str | None,
+    app: Any,
+) -> tuple[Runtime, str]:
+    by_call = task is not None or idempotency_key is not None
+    if by_call == (key is not None):
+        raise InvalidPolicy(
+            "Name a lock by its task (with args and kwargs), by its idempotency_key, or by its "
+            f"key: {'more than one was' if by_call else 'none was'} given.",
+            field="key",
+        )
+    if app is None:
+        app = task.app if hasattr(task, "app") else current_app
+    app = getattr(app, "_get_current_object", lambda: app)()
+    runtime = runtime_of(app)
+    if key is not None:
+        return runtime, _checked_key(key)
+    if idempotency_key is not None:
+        return runtime, key_of_idempotency_key(runtime, task, idempotency_key)
+    return runtime, key_of_call(runtime, task, args, kwargs)
+
+
+def key_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -> str:
+    """The key behind an idempotency key: of one task, or of the app by its scope."""
+    settings = runtime.settings
+    if task is None and settings.idempotency_scope == "task":
+        raise InvalidPolicy(
+            "An idempotency_key belongs to its task (unique_idempotency_scope='task'): "
+            "give the task as well.",
+            field="task",
+        )
+    name = "" if task is None else _name_of(task)
+    asked = with_key({"idempotency_key": idempotency_key})
+    _refuse_headers(name or "a task", _policy_of(runtime, name, asked)[0])
+    call = Call(task_name=name, idempotency_key=idempotency_key)
+    found = idempotency_identity(call, scope=settings.idempotency_scope)
+    return key_of(canonical_text(found), settings.key_secret)
+
+
+def _checked_key(key: object) -> str:
+    if isinstance(key, str) and re.fullmatch(r"\d+:[0-9a-f]{64}", key):
+        return key
+    raise InvalidPolicy(
+        "key is not one of this library's: give the whole unique_key of a result, "
+        "or the key of a lock.",
+        field="key",
+    )
+
+
+def key_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+    """The key that a call with these arguments has."""
+    name = _name_of(task)
+    _check_arguments(args, kwargs)
+    task = runtime.app.tasks.get(name)  # what a module holds is a proxy of it
+    policy, signature = _policy_of(runtime, name, {})
+    if policy is None and task is None:
+        raise InvalidPolicy(
+            f"{name} is not a task of this app.{suggestion(name, runtime.app.tasks)} "
+            "Look a lock of a task that is not known here up by key=.",
+            field="task",
+        )
+    if policy is None:
+        raise InvalidPolicy(
+            f"{name} is not unique, so its calls have no lock: look a lock up by key=.",
+            field="unique",
+        )
+    if policy.identity_strategy != "strict":
+        raise InvalidPolicy(
+            f"{name} has identity_strategy={policy.identity_strategy!r}, so its arguments make no "
+            "key: look its locks up by idempotency_key=.",
+            field="identity_strategy",
+        )
+    _refuse_headers(name, policy)
+    call = Call(
+        task_name=name,
+        args=tuple(args or ()),
+        kwargs=kwargs or {},
+        signature=signature,
+        queue=_queue(runtime, name, args, kwargs, task) if "queue" in policy.keys else "",
+    )
+    return key_of(canonical_text(identity(call, policy)), runtime.settings.key_secret)
+
+
+def _policy_of(
+    runtime: Runtime, name: str, options: Mapping[str, Any]
+) -> tuple[UniquePolicy | None, Any]:
+    task = runtime.app.tasks.get(name)
+    return runtime.policies.of(name, task, options, runtime.settings.app_defaults)
+
+
+def _refuse_headers(name: str, policy: UniquePolicy | None) -> None:
+    """Without the headers it would be another key, and a lock that is there seem to be free."""
+    if policy is not None and policy.meta_keys:
+        raise UniqueKeyError(
+            f"The key of {name} has the headers of each call in it (unique_meta): "
+            "look its locks up by key=, the unique_key of a result.",
+            argument=policy.meta_keys[0],
+        )
+
+
+def _name_of(task: Any) -> str:
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if isinstance(name, str):
+        return name
+    raise InvalidPolicy(
+        f"task: {shown(task)} is not a task: give one of the app's tasks, or its name.",
+        field="task",
+    )
+
+
+def _check_arguments(args: Any, kwargs: Any) -> None:
+    if args is not None and not isinstance(args, (list, tuple)):
+        raise InvalidPolicy(
+            f"args: {shown(args)} is not a list or tuple: give the positional arguments as in "
+            "apply_async, (7,) for one.",
+            field="args",
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidPolicy(
+            f"kwargs: {shown(kwargs)} is not a mapping: give the keyword arguments as a dict.",
+            field="kwargs",
+        )
+
+
+def _queue(runtime: Runtime, name: str, args: Any, kwargs: Any, task: Any) -> str:
+    """The queue of a call that asks for none."""
+    options = task._get_exec_options() if task is not None else {}
+    return queue_of(runtime, name, args, kwargs, task, options)

@@ -1,0 +1,87 @@
+"""A revoked task frees its key at once, and does not run when its message is reached.
+
+The key of a task is known from its result, or because this process published it.
+For any other id the store is walked, for a bounded time: a revoke is a person's or
+an administrator's act, not one of the publishing or working path.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from celery.app.control import Control
+from celery.utils.functional import maybe_list
+
+from . import reports
+from .exceptions import CeleryUniqueError
+from .runtime import Runtime, runtime_of
+from .stores.record import State
+
+logger = logging.getLogger("celery_unique")
+
+#: A walk that took longer than this is not repeated for a while.
+LONG_WALK_S = 0.2
+FRESH_FOR_S = 5.0
+
+
+class UniqueControl(Control):
+    """Celery's remote control, telling the lock store of a revoke as well."""
+
+    def revoke(self, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+        # Workers first: one of them may be about to start the task.
+        reply = super().revoke(task_id, *args, **kwargs)
+        free_keys(runtime_of(self.app), maybe_list(task_id) or ())
+        return reply
+
+
+def free_keys(runtime: Runtime, task_ids: Iterable[str]) -> int:
+    """Cancel the tasks that have not started. How many keys were freed."""
+    freed = 0
+    began = time.monotonic()
+    for task_id in task_ids:
+        try:
+            key = runtime.coordinator.key_of_published(task_id) or _search(runtime, task_id, began)
+            if key is not None and cancel(runtime, key, task_id):
+                freed += 1
+        except CeleryUniqueError as error:
+            # The workers have heard of it: the key is free when the message is reached.
+            logger.warning("the key of revoked task %s is not free yet: %s", task_id, error)
+    return freed
+
+
+def cancel(runtime: Runtime, key: str, task_id: str) -> bool:
+    """Whether the task had not started; one that runs ends by being terminated."""
+    mark_ms = runtime.coordinator.leases.queue_ms
+    record, _ = runtime.store.read(key)
+    cancelled = runtime.store.cancel(key, task_id, mark_ms) == "cancelled"
+    if cancelled and task_id in record.tasks:
+        logger.info("task %s was revoked before it started: its key is free", task_id)
+        name = record.tasks[task_id].task_name
+        reports.released(runtime.app, name, task_id, key, str(State.CANCELLED))
+    return cancelled
+
+
+def _search(runtime: Runtime, task_id: str, began: float) -> str | None:
+    """The key of an id that somebody else has published, perhaps a moment ago."""
+    walked_at, took_s, found = runtime.found_keys
+    # A revoke of many ids walks once; and a long walk is not repeated for each revoke.
+    fresh = walked_at >= began or (took_s > LONG_WALK_S and began - walked_at < FRESH_FOR_S)
+    if task_id not in found and not fresh:
+        found = _walk(runtime)
+    return found.get(task_id)
+
+
+def _walk(runtime: Runtime) -> dict[str, str]:
+    began = time.monotonic()
+    give_up_at = began + runtime.settings.store_timeout.total_seconds()
+    found: dict[str, str] = {}
+    for key, record in runtime.store.walk():
+        found.update(dict.fromkeys(record.tasks, key))
+        if time.monotonic() > give_up_at:
+            logger.info("too many locks to look through: a revoked task frees its key later")
+            break
+    runtime.found_keys = (began, time.monotonic() - began, found)
+    return found

@@ -1,0 +1,156 @@
+"""What this library keeps for one app: settings, store, coordinator, policies.
+
+Everything is made on first use, so that installing connects to nothing, and
+kept on the app itself, so that two apps of one process never mix.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from .coordinator import UniqueTaskCoordinator
+from .exceptions import ConfigurationError, StoreUnavailable
+from .holding import Holding
+from .leases import Leases
+from .settings import UniqueSettings, read_settings, warn_unknown_settings
+from .store_url import store_url
+from .stores import open_store
+from .stores.base import LockStore
+from .stores.memory import MemoryStore
+from .task_policies import TaskPolicies
+
+_ATTRIBUTE = "_celery_unique"
+
+
+class Runtime:
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.policies = TaskPolicies()
+        self._mutex = threading.RLock()
+        self._seen_conf: dict[str, Any] | None = None
+        self._settings = UniqueSettings()
+        self._store: LockStore | None = None
+        self._gate_store: LockStore | None = None
+        self._store_made_from: tuple[Any, ...] = ()
+        #: When the store was last walked for the keys of ids, how long that took (seconds),
+        #: and what was found.
+        self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
+        self._coordinator: UniqueTaskCoordinator | None = None
+        self._holding: Holding | None = None
+
+    @property
+    def settings(self) -> UniqueSettings:
+        """The settings, read again after somebody has changed the app's configuration."""
+        changes = self.app.conf.changes
+        if changes != self._seen_conf:
+            self._read_settings()
+        return self._settings
+
+    def _read_settings(self) -> None:
+        with self._mutex:
+            settings = read_settings(self.app)
+            warn_unknown_settings(self.app)
+            if settings != self._settings:
+                self._settings = settings
+            self._coordinator = self._holding = None
+            self._seen_conf = dict(self.app.conf.changes)
+
+    @property
+    def store(self) -> LockStore:
+        """The lock store. Raises ConfigurationError where none is configured."""
+        made_from = self._what_makes_the_store()
+        with self._mutex:
+            if self._store is None or made_from != self._store_made_from:
+                self._close_stores()
+                self._store = self._open(self.settings.store_timeout)
+                self._store_made_from = made_from
+            return self._store
+
+    @property
+    def gate_store(self) -> LockStore:
+        """The same store for the worker's main loop, which must not wait long for it."""
+        store = self.store
+        with self._mutex:
+            if self._gate_store is None:
+                in_process = isinstance(store, MemoryStore)
+                self._gate_store = store if in_process else self._open(self.settings.gate_timeout)
+            return self._gate_store
+
+    def _open(self, timeout: timedelta) -> LockStore:
+        url, options = store_url(self.app, self.settings)
+        return open_store(
+            url,
+            namespace=self.settings.namespace,
+            timeout_s=timeout.total_seconds(),
+            **options,
+        )
+
+    def _what_makes_the_store(self) -> tuple[Any, ...]:
+        settings = self.settings
+        url, options = store_url(self.app, settings)
+        return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
+
+    def flush(self) -> None:
+        """Wait until the store has heard what was told one way, if it can be reached."""
+        for store in (self._store, self._gate_store):
+            if store is not None:
+                with suppress(StoreUnavailable):
+                    store.flush()
+
+    def _close_stores(self) -> None:
+        for store in (self._store, self._gate_store):
+            if store is not None:
+                store.close()
+        self._store = self._gate_store = None
+
+    @property
+    def coordinator(self) -> UniqueTaskCoordinator:
+        settings = self.settings  # first: a change of it forgets the coordinator
+        coordinator = self._coordinator
+        if coordinator is None:
+            with self._mutex:
+                leases = Leases.of(settings, self.app.conf)
+                coordinator = UniqueTaskCoordinator(self.app, settings, self.store, leases)
+                self._coordinator = coordinator
+        return coordinator
+
+    @property
+    def holding(self) -> Holding:
+        settings = self.settings
+        holding = self._holding
+        if holding is None:
+            with self._mutex:
+                leases = Leases.of(settings, self.app.conf)
+                self._holding = holding = Holding(self.app, self.store, self.gate_store, leases)
+        return holding
+
+    def use_store(self, store: LockStore) -> None:
+        """Use this very store, whatever the settings say (tests with a clock to move)."""
+        with self._mutex:
+            self._store_made_from = self._what_makes_the_store()
+            self._store = self._gate_store = store
+            self._coordinator = self._holding = None
+
+
+def make_runtime(app: Any) -> Runtime:
+    """The app's runtime, made on the first call."""
+    runtime = app.__dict__.get(_ATTRIBUTE)
+    if runtime is None:
+        runtime = app.__dict__[_ATTRIBUTE] = Runtime(app)
+    return runtime  # type: ignore[no-any-return]
+
+
+def runtime_of(app: Any) -> Runtime:
+    """The runtime of an installed app."""
+    runtime = app.__dict__.get(_ATTRIBUTE)
+    if runtime is None:
+        raise ConfigurationError(
+            "This Celery app does not know celery_unique: call celery_unique.install(app) "
+            "where the app is made.",
+            setting=None,
+        )
+    return runtime  # type: ignore[no-any-return]

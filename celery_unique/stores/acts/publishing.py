@@ -1,0 +1,81 @@
+"""What a caller does after it was admitted, and what lets go of a task from outside."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from celery_unique.stores.record import Mark, Record
+
+from .limbo import bring_back, finalise, in_limbo
+
+
+def confirm(record: Record, task_id: str, lease_ms: int, now: int) -> None:
+    record.purge(now)
+    task = record.tasks.get(task_id)
+    if task is not None and task.state == "p":
+        _publish(record, task_id, lease_ms, now)
+
+
+def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
+    task = record.tasks[task_id]
+    task.state = "w"
+    task.lease = max(now, task.eta) + lease_ms
+    finalise(record, task_id, now + lease_ms)
+
+
+def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
+    record.purge(now)
+    task = record.tasks.get(task_id)
+    if task is None or task.state != "p" or task.copies:
+        return False
+    bring_back(record, task_id, now + mark_ms)
+    del record.tasks[task_id]
+    # The publish raised, yet it may have landed: the gate must drop that message.
+    record.marks[task_id] = Mark("withdrawn", now + mark_ms)
+    return True
+
+
+def help_holder(record: Record, task_id: str, now: int) -> Literal["go", "again", "published"]:
+    record.purge(now)
+    task = record.tasks.get(task_id)
+    if task is None:
+        mark = record.marks.get(task_id)
+        return "published" if mark is not None and mark.kind == "done" else "again"
+    if task.state != "p":
+        return "published"
+    if task.released or in_limbo(record, task):
+        return "again"  # a copy would run under a lock that blocks nobody
+    task.flag("m")
+    return "go"
+
+
+def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["cancelled", "active"]:
+    record.purge(now)
+    task = record.tasks.get(task_id)
+    if task is not None:
+        alive = task.state == "r" and task.delivery_lease > now
+        if alive or task.terminal:
+            return "active"
+        bring_back(record, task_id, now + mark_ms)
+        del record.tasks[task_id]
+    mark = record.marks.get(task_id)
+    if mark is not None and mark.kind == "done":
+        return "active"  # it has ended: a second message of it is no revoked task
+    until = max(now + mark_ms, mark.until if mark is not None else 0)
+    record.marks[task_id] = Mark("revoked", until)
+    return "cancelled"
+
+
+def release(record: Record, task_id: str | None, now: int) -> int:
+    record.purge(now)
+    count = 0
+    for candidate in [task_id] if task_id else list(record.tasks):
+        task = record.tasks.get(candidate)
+        if task is None or task.released:
+            continue
+        count += 1
+        if task.terminal and not task.ending:
+            del record.tasks[candidate]
+        else:
+            task.flag("o")  # it stays: the holder must still be able to finish
+    return count

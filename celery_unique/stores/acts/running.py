@@ -1,0 +1,174 @@
+"""What a worker does with a task: start, renew, retry, end."""
+
+from __future__ import annotations
+
+from celery_unique.stores.base import Finish, Finished, Held, Start, Started
+from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
+
+from .limbo import bring_back, finalise, in_limbo
+
+
+def start(record: Record, start: Start, now_us: int) -> Started:
+    now = now_us // 1000
+    record.purge(now)
+    mark = record.marks.get(start.task_id)
+    if mark is not None:
+        if mark.kind == "done":
+            return Started("done")
+        return Started("superseded", mark=mark.kind, by=mark.by)
+    task = record.tasks.get(start.task_id)
+    if task is not None:
+        if task.terminal and not task.ending:
+            return Started("done")
+        if task.delivery == start.delivery:
+            return Started("done") if task.ending else Started("run", task.token)
+        if task.delivery and task.delivery_lease > now:
+            task.flag("m")
+            return Started("wait")
+        if in_limbo(record, task) or _predecessor_lives(record, task):
+            return Started("wait")
+    lost = task is None
+    if task is None:
+        task = _from_header(start, now)
+        record.tasks[start.task_id] = task
+    elif task.delivery:
+        task.flag("m")  # taken over: the first delivery's message may come back
+    record.token = max(record.token + 1, now_us)
+    task.state = "r"
+    task.unflag("e")
+    task.by = task.after = ""
+    task.delivery = start.delivery
+    task.delivery_lease = now + start.run_lease_ms
+    # A record made here may be nobody's: of a start that timed out and landed after the
+    # task's end. So it stays only if it is renewed.
+    task.lease = now + (start.run_lease_ms if lost else start.lease_ms)
+    task.token = record.token
+    finalise(record, start.task_id, now + start.mark_ms)
+    return Started("run", task.token, lost)
+
+
+def _predecessor_lives(record: Record, task: TaskEntry) -> bool:
+    predecessor = record.tasks.get(task.after) if task.after else None
+    return predecessor is not None and not predecessor.terminal and not predecessor.released
+
+
+def _from_header(start: Start, now: int) -> TaskEntry:
+    """A task whose record lapsed or was lost is never dropped: it was admitted once."""
+    created_at = start.created_at or now
+    return TaskEntry(
+        state="r",
+        created_at=created_at,
+        lease=0,
+        task_name=start.task_name,
+        window_ends=created_at + start.window_ms if start.window_ms else 0,
+        keep=start.keep,
+        arguments=start.arguments,
+    )
+
+
+def renew(record: Record, held: Held, now: int) -> bool:
+    record.purge(now)
+    task = record.tasks.get(held.task_id)
+    if held.delivery:
+        if task is None or task.delivery != held.delivery:
+            return False
+        if task.terminal and not task.ending:
+            return False
+        task.lease = max(task.lease, now + held.lease_ms)
+        task.delivery_lease = max(task.delivery_lease, now + held.run_lease_ms)
+        return True
+    mark = record.marks.get(held.task_id)
+    if mark is not None:  # beside a kept task too: this message must still meet it
+        mark.until = max(mark.until, now + held.lease_ms)
+    if task is not None and not task.terminal:
+        if task.state == "p":
+            task.state = "w"  # a message in hand has been published
+            finalise(record, held.task_id, now + held.lease_ms)
+        task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
+    return task is not None or mark is not None
+
+
+def retry(
+    record: Record, task_id: str, delivery: str, lease_ms: int, copies: bool, now: int
+) -> None:
+    record.purge(now)
+    task = record.tasks.get(task_id)
+    if task is None or task.state != "r" or task.delivery != delivery:
+        return
+    task.state = "t"
+    task.delivery = ""
+    task.delivery_lease = 0
+    task.lease = now + lease_ms
+    if copies:
+        task.flag("m")
+
+
+def finish(record: Record, finish: Finish, now: int) -> Finished:
+    record.purge(now)
+    task = record.tasks.get(finish.task_id)
+    if task is None or not _may_finish(task, finish.delivery):
+        return Finished("not_yours")
+    if task.ending:  # a hard time limit reports twice
+        return Finished("ended", True, task.duplicates)
+    if task.state == "p":
+        _end_limbo(record, finish, now)
+    if finish.settle_later or task.copies:
+        # Callers see the final state from here on, but the record stays until the
+        # result is stored: a redelivery in between must still find it.
+        task.state = LETTER_OF[finish.state]
+        task.delivery = finish.delivery
+        task.flag("e")
+        if task.state in task.keep:  # also if nobody lives to settle it
+            task.lease = max(task.lease, _kept_until(task, finish, now))
+        return Finished("ended", True, task.duplicates)
+    duplicates = task.duplicates
+    _conclude(record, finish, now)
+    return Finished("ended", False, duplicates)
+
+
+def _end_limbo(record: Record, finish: Finish, now: int) -> None:
+    """A task ends of which the store never heard that it was published: what it stands in
+    for is over if it ran, and is back if it did not."""
+    if finish.state is State.CANCELLED:
+        bring_back(record, finish.task_id, now + finish.mark_ms)
+    else:
+        finalise(record, finish.task_id, now + finish.mark_ms)
+
+
+def _may_finish(task: TaskEntry, delivery: str) -> bool:
+    if not task.delivery:  # never started here: revoked or expired, or the gate was blind
+        return not task.terminal
+    return task.delivery == delivery and (task.state == "r" or task.ending)
+
+
+def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
+    record.purge(now)
+    task = record.tasks.get(finish.task_id)
+    if task is None or not task.ending or task.delivery != finish.delivery:
+        return
+    if mark_done or task.copies:
+        record.marks[finish.task_id] = Mark("done", now + finish.mark_ms)
+    _conclude(record, finish, now)
+
+
+def _conclude(record: Record, finish: Finish, now: int) -> None:
+    """Remove the task, or keep it in its final state as its policy asks."""
+    task = record.tasks[finish.task_id]
+    letter = LETTER_OF[finish.state]
+    keep_until = _kept_until(task, finish, now)
+    if letter not in task.keep or keep_until <= now:
+        del record.tasks[finish.task_id]
+        return
+    task.state = letter
+    task.lease = keep_until
+    task.delivery_lease = 0
+    task.unflag("e")
+
+
+def _kept_until(task: TaskEntry, finish: Finish, now: int) -> int:
+    return task.window_ends or now + finish.retention_ms
+
+
+def forget(record: Record, task_id: str, now: int) -> None:
+    record.purge(now)
+    record.marks.pop(task_id, None)

@@ -1,0 +1,215 @@
+"""The contract that every lock store keeps.
+
+Each method is **one atomic act** on the record of one key: two calls, from any
+two processes, never see each other half done. All durations are milliseconds
+and all deadlines are computed from the store's own clock, never the caller's.
+
+A store raises :class:`~celery_unique.exceptions.StoreUnavailable`, and nothing
+else, when it cannot answer within its time-out. The act may then have happened
+or not: callers treat it as "maybe".
+
+Acts marked *one way* may return before the store has carried them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .record import Record, State, TaskEntry
+
+Guarantee = Literal["strong", "best-effort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a caller wants recorded: its task, and the policy it asks under."""
+
+    task_id: str
+    task_name: str
+    states: str  # letters of the caller's states
+    grace_ms: int  # the lease until the publish is confirmed
+    on_conflict: str = "ignore"
+    parent: str = ""  # the task in whose body the call is made: never its duplicate
+    max_wait_ms: int = 0  # how long replacing may push a task back, 0 for any time
+    window_ms: int = 0  # 0: no window
+    delay_ms: int = 0  # time to the ETA, 0 for none
+    keep: str = ""  # letters of the terminal states in which it stays recorded
+    #: How long after its creation the ended task stays recorded; 0: while the window lasts.
+    keep_ms: int = 0
+    arguments: str = ""
+    #: The same publish attempt asks again (its first answer was lost or is old).
+    #: A *new* call that brings the holder's own id is a duplicate instead.
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The task a duplicate is told about."""
+
+    task_id: str
+    state: State
+    created_at: int
+    lease: int
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """``created``; or ``duplicate`` / ``rejected`` with the holder.
+
+    A created task may stand in for others (``replaced``, in limbo until it is published),
+    or wait for an active one to end (``after``). Its message must carry its ETA.
+    """
+
+    outcome: Literal["created", "duplicate", "rejected"]
+    holder: Holder | None = None
+    now: int = 0  # the store's clock when it answered
+    replaced: tuple[str, ...] = ()
+    after: str = ""
+    eta: int = 0  # of the created task: another one's, or brought forward by max_wait
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a worker tells of a message it is about to run."""
+
+    task_id: str
+    delivery: str
+    task_name: str
+    lease_ms: int  # lock lease: the run lease once the message is acked, else the queue lease
+    run_lease_ms: int  # delivery lease
+    mark_ms: int = 0  # how long the marks of what it replaced stay: the queue lease
+    #: From the message's header, for a record that lapsed or was lost.
+    created_at: int = 0
+    window_ms: int = 0
+    keep: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """``run`` with its token; ``superseded``, ``done`` or ``wait`` without."""
+
+    verdict: Literal["run", "superseded", "done", "wait"]
+    token: int = 0
+    lost: bool = False  # run, although no live record of this task was found
+    mark: str = ""  # why it is superseded: superseded, withdrawn or revoked
+    by: str = ""  # the id that took its place
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One line of a renewal: a message that this worker still holds."""
+
+    key: str
+    task_id: str
+    delivery: str  # empty: the message is only held, nothing runs
+    lease_ms: int
+    run_lease_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a body: the final state and how long it may be kept."""
+
+    task_id: str
+    delivery: str
+    state: State
+    retention_ms: int  # how long an ended task without a window is kept
+    mark_ms: int  # how long a done mark stays: the queue lease of the message
+    settle_later: bool = False  # not acknowledged yet, or the message may exist twice
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """``ended`` (``settle``: call settle after result and ack) or ``not_yours``."""
+
+    verdict: Literal["ended", "not_yours"]
+    settle: bool = False
+    duplicates: int = 0
+
+
+class LockStore(Protocol):
+    """See the module's docstring for what every act promises."""
+
+    guarantee: Guarantee
+    #: Shown in the OJS manifest: by what means acts are atomic.
+    mechanism: str
+    #: Added to the store's clock, for tests that move time instead of waiting.
+    clock_offset_ms: int
+
+    # -- acts of the caller --------------------------------------------------
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        """Admit the claim as a pending task, or name the holder that blocks it."""
+
+    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+        """As many acts as claims, in order, in as few round trips as the store can."""
+
+    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+        """One way: pending becomes available. Anything else is left alone, none created.
+
+        The lease runs from the ETA where there is one.
+        """
+
+    def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
+        """Publishing failed: forget the pending task and mark its id withdrawn.
+
+        No effect unless it is pending and no copy of it was published.
+        """
+
+    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
+        """May this caller publish a copy under the pending holder's id?"""
+
+    def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
+        """Revoke a task that has not started, or whose delivery is dead."""
+
+    def release(self, key: str, task_id: str | None = None) -> int:
+        """An operator lets go of the key's live tasks (or of one): how many."""
+
+    # -- acts of the worker --------------------------------------------------
+    def start(self, key: str, start: Start) -> Started:
+        """The gate: may this delivery run its body now?"""
+
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        """Extend leases, never create. False: that task is no longer this delivery's."""
+
+    def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
+        """One way: active becomes retryable, the delivery lets go of it."""
+
+    def finish(self, key: str, finish: Finish) -> Finished:
+        """The body is over. Only the delivery that started may say so."""
+
+    def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
+        """One way: result and acknowledgement are done, the ending task may go."""
+
+    def forget(self, key: str, task_id: str) -> None:
+        """One way: the message that a mark was waiting for was reached and dropped."""
+
+    # -- reading -------------------------------------------------------------
+    def read(self, key: str) -> tuple[Record, int]:
+        """The record as it stands, without what has lapsed, and the store's clock."""
+
+    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
+        """Every key with its record, in batches; for people, never on a hot path."""
+
+    # -- life ----------------------------------------------------------------
+    def sweep(self, batch: int = 500) -> int:
+        """Delete what has lapsed, where the store does not do so by itself."""
+
+    def fingerprint(self) -> str:
+        """A short name of this store without secrets, to tell two stores apart."""
+
+    def ping(self) -> None:
+        """Raise StoreUnavailable unless the store answers."""
+
+    def flush(self) -> None:
+        """Wait until every one-way act so far has been carried out (tests, shutdown)."""
+
+    def close(self) -> None:
+        """Let go of connections. The store connects again when it is used again."""
+
+
+def holder_of(task_id: str, task: TaskEntry, now: int) -> Holder:
+    return Holder(task_id, task.shown_state(now), task.created_at, task.lease, task.arguments)

@@ -1,0 +1,114 @@
+-- acquire: admit a call as a pending task, or name the task that blocks it.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 grace,
+--          6 window or 0, 7 time to the ETA or 0, 8 letters of the final states to keep,
+--          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
+--          window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
+--          push back or 0, 14 "1" when the same attempt asks again (times in ms)
+-- Returns  now: created, with nothing to add
+--          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created
+--          {id, letter of its state, created_at, lease, arguments, now}: blocked by that task
+local id, name = ARGV[2], ARGV[3]
+local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
+local strategy, parent, max_wait = ARGV[11], ARGV[12], tonumber(ARGV[13])
+local again = ARGV[14] == "1"
+local own, mark = record["t:" .. id], record["m:" .. id]
+
+local function created()
+  local task = record["t:" .. id]
+  local reply = {now, task and task[ETA] or 0, task and task[AFTER] or ""}
+  local replaced = stands_in_for(id)
+  for n = 2, #replaced do reply[#reply + 1] = replaced[n] end
+  if #reply == 3 and reply[2] == 0 and reply[3] == "" then return now end
+  return reply
+end
+if again and own then
+  if own[STATE] == "p" then
+    own[LEASE] = math.max(own[LEASE], now + grace)
+    write("t:" .. id, own)
+  end
+  return created()
+end
+-- Over already: its mark must stay, or the message of this attempt would run it once more.
+if again and mark and mark[1] ~= "withdrawn" then return now end
+
+local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
+local function blocks(task)
+  -- Two messages of one id share one record: its own id always blocks while it lives.
+  if task == own and not task[STATE]:find("[cdx]") then return true end
+  if task[FLAGS]:find("o") or (window > 0 and task[CREATED] + window <= now) then return false end
+  -- A pending task also counts as what it is about to become.
+  local waiting = task[ETA] > now and "s" or "w"
+  return states:find("[" .. (task[STATE] == "p" and "p" .. waiting or shown(task)) .. "]") ~= nil
+end
+-- Who is in the way: the newest, the newest active one, and those that wait, oldest first.
+-- And behind an idempotency key what nothing may replace or follow: other work, and work done.
+local newest, active, caller, waiting, final = nil, nil, nil, {}, nil
+for i = 1, #stored, 2 do
+  local field, task = stored[i], record[stored[i]]
+  if task and task[LEASE] and blocks(task) and not in_limbo(task) then
+    local function newer(other) return not other or task[CREATED] >= record[other][CREATED] end
+    if newer(newest) then newest = field end
+    local done = arguments ~= "" and task[STATE]:find("[cdx]")
+    if (done or task[ARGUMENTS] ~= arguments) and newer(final) then final = field end
+    if task[STATE] == "r" and newer(active) then active = field end
+    if task[STATE] == "r" and field == "t:" .. parent then caller = field end
+    if task[STATE]:find("[pwt]") then
+      local at = #waiting + 1
+      while at > 1 and record[waiting[at - 1]][CREATED] > task[CREATED] do at = at - 1 end
+      table.insert(waiting, at, field)
+    end
+  end
+end
+
+local replaces = strategy == "replace" or strategy == "replace_except_schedule"
+local itself = own and not own[STATE]:find("[cdx]")
+local function first(task) return task[SINCE] > 0 and task[SINCE] or task[CREATED] end
+local after = not itself and not final and (caller or (strategy == "rerun" and active)) or nil
+-- Pushed back for long enough: in a slow queue calls would else replace it for ever.
+if replaces and max_wait > 0 and not (itself or final or active) then
+  for at, field in ipairs(waiting) do
+    local task = record[field]
+    local due = task[STATE] ~= "t" and task[ETA] <= now
+    if due and first(task) + max_wait <= now then
+      after = table.remove(waiting, at)
+      break
+    end
+  end
+end
+if itself or final or (newest and not after and not (replaces and not active)) then
+  local found = itself and "t:" .. id or final or active or newest
+  local holder = record[found]
+  local reply = {found:sub(3), shown(holder), holder[CREATED], holder[LEASE], holder[ARGUMENTS]}
+  reply[6] = now
+  holder[DUPLICATES], holder[LAST] = holder[DUPLICATES] + 1, now
+  write(found, holder)
+  return reply
+end
+
+if kept == 0 then kept = window end
+local ends, eta, since = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0, 0
+if #waiting > 0 then
+  local schedule = 0
+  for _, field in ipairs(waiting) do
+    local task = record[field]
+    if since == 0 or first(task) < since then since = first(task) end
+    if task[ETA] > now then schedule = task[ETA] end
+  end
+  if strategy == "replace_except_schedule" and schedule > 0 then eta = schedule end
+  if max_wait > 0 and eta > since + max_wait then
+    eta = since + max_wait > now and since + max_wait or 0
+  end
+end
+-- An older message of this id may still arrive: forget the mark, remember that there may be two.
+local flags = (own or mark) and "m" or ""
+write("t:" .. id, {1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
+  after and after:sub(3) or "", arguments, since})
+if mark then write("m:" .. id, nil) end
+for _, field in ipairs(waiting) do
+  record[field][BY] = id  -- in limbo until the new one is published
+  write(field, record[field])
+end
+return created()

@@ -1,0 +1,19 @@
+-- cancel: revoke a task that has not started, or whose delivery is dead.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, 3 how long the mark stays (times in ms)
+-- Returns  "cancelled" (removed if it was there, and marked revoked), "active" (no effect)
+local id, mark_for = ARGV[2], tonumber(ARGV[3])
+
+local task = record["t:" .. id]
+local alive = task and task[STATE] == "r" and task[DELIVERY_LEASE] > now
+if alive or (task and task[STATE]:find("[cdx]")) then return "active" end
+local mark = record["m:" .. id]
+-- It has ended: a second message of it is no revoked task.
+if mark and mark[1] == "done" then return "active" end
+write("m:" .. id, {"revoked", math.max(now + mark_for, mark and mark[2] or 0)})
+if task then
+  bring_back(id, now + mark_for)
+  write("t:" .. id, nil)
+end
+return "cancelled"

@@ -1,0 +1,17 @@
+-- help: may a duplicate publish a copy of the message under the pending holder's id?
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id of the holder (times in ms)
+-- Returns  "go" (remembered: there may be two messages), "again" (acquire again: the holder is
+--          gone, released or in limbo), "published" (nothing to do)
+local id = ARGV[2]
+
+local task, mark = record["t:" .. id], record["m:" .. id]
+if not task then return mark and mark[1] == "done" and "published" or "again" end
+if task[STATE] ~= "p" then return "published" end
+if task[FLAGS]:find("o") or in_limbo(task) then return "again" end
+if not task[FLAGS]:find("m") then
+  task[FLAGS] = task[FLAGS] .. "m"
+  write("t:" .. id, task)
+end
+return "go"

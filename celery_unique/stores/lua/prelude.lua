@@ -1,0 +1,100 @@
+-- prelude: stands before every act, and reads the record of the key.
+--
+-- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token
+-- ARGV[1]  clock offset in ms
+-- Gives    now and stored (the fields in order), record (field -> values, without what has
+--          lapsed), write, in_limbo, stands_in_for, finalise, bring_back; the places of a task's values by name
+local STATE, CREATED, LEASE, WINDOW_ENDS, ETA, KEEP, DUPLICATES, LAST = 2, 3, 4, 6, 7, 8, 9, 10
+local DELIVERY, DELIVERY_LEASE, TOKEN, FLAGS, BY, AFTER, ARGUMENTS = 11, 12, 13, 14, 15, 16, 17
+local SINCE = 18
+local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0}
+local key, offset = KEYS[1], tonumber(ARGV[1])
+local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
+local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
+
+-- A mark has less than four values. A task's empty values at the end are not stored.
+for i = 1, #stored, 2 do
+  local values = stored[i] ~= "token" and cjson.decode(stored[i + 1])
+  if values and (values[LEASE] or values[2]) > now then
+    for n = values[LEASE] and #values + 1 or SINCE + 1, SINCE do values[n] = NUMBERS[n] or "" end
+    record[stored[i]] = values
+  elseif values then
+    redis.call("HDEL", key, stored[i])
+    if values[LEASE] then lapsed[stored[i]:sub(3)] = values[BY] or "" end
+  end
+end
+
+-- Write one entry, or forget it (nil). The record expires with its latest deadline.
+local function write(field, values)
+  record[field] = values
+  if values then
+    local last, packed = #values, {}
+    while values[last] == "" or values[last] == 0 do last = last - 1 end
+    for n = 1, last do packed[n] = values[n] end
+    redis.call("HSET", key, field, cjson.encode(packed))
+  else redis.call("HDEL", key, field) end
+  local latest = 0
+  for _, each in pairs(record) do latest = math.max(latest, each[LEASE] or each[2]) end
+  if latest == 0 then return redis.call("DEL", key) end
+  return redis.call("PEXPIREAT", key, latest - math.min(offset, 0))
+end
+
+-- A replacement that has lapsed leaves what it stood in for to its own, if any.
+for field, task in pairs(next(lapsed) and record or {}) do
+  if lapsed[task[BY]] then
+    repeat task[BY] = lapsed[task[BY]] until not lapsed[task[BY]]
+    write(field, task)
+  end
+end
+
+-- Does a replacement that is not published yet stand in for the task?
+local function in_limbo(task)
+  while task[BY] ~= "" do
+    local replacement = record["t:" .. task[BY]]
+    if not replacement then return false end
+    if not replacement[FLAGS]:find("o") then return true end
+    task = replacement
+  end
+  return false
+end
+
+-- The ids of every task in limbo under this one, down the chain, after its own.
+local function stands_in_for(id)
+  local found, n = {id}, 1
+  while found[n] do
+    for i = 1, #stored, 2 do
+      local task, other = record[stored[i]], stored[i]:sub(3)
+      if task and task[BY] == found[n] and other ~= id then found[#found + 1] = other end
+    end
+    n = n + 1
+  end
+  return found
+end
+
+-- The task is published or runs: what it stands in for is over. Their messages are still out
+-- there, so each leaves a mark for the gate.
+local function finalise(id, mark_until)
+  local over = stands_in_for(id)
+  for n = 2, #over do
+    local task = record["t:" .. over[n]]
+    if task[STATE] ~= "r" then
+      write("m:" .. over[n], {"superseded", math.max(task[LEASE], mark_until), id})
+      write("t:" .. over[n], nil)
+    end
+  end
+end
+
+-- The replacement will not run: what it stood in for is back, or waits for the replacement's own.
+local function bring_back(id, lease_until)
+  local by = record["t:" .. id][BY]
+  for i = 1, #stored, 2 do
+    local field, task = stored[i], record[stored[i]]
+    if task and task[BY] == id then
+      task[BY] = by
+      if by == "" and task[STATE]:find("[wt]") then
+        task[LEASE] = math.max(task[LEASE], lease_until)
+      end
+      write(field, task)
+    end
+  end
+end

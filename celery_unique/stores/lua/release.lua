@@ -1,0 +1,22 @@
+-- release: an operator lets go of the key's live tasks, or of one of them.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, or "" for all (times in ms)
+-- Returns  how many were released
+local only = ARGV[2]
+
+local count = 0
+for i = 1, #stored, 2 do
+  local field, task = stored[i], record[stored[i]]
+  local wanted = task and task[LEASE] and (only == "" or field == "t:" .. only)
+  if wanted and not task[FLAGS]:find("o") then
+    count = count + 1
+    if task[STATE]:find("[cdx]") and not task[FLAGS]:find("e") then
+      write(field, nil)
+    else
+      task[FLAGS] = task[FLAGS] .. "o"  -- it stays: the holder must still be able to finish
+      write(field, task)
+    end
+  end
+end
+return count

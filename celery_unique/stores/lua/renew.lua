@@ -1,0 +1,31 @@
+-- renew: extend the leases of one message that a worker still holds. Never creates.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
+--          4 lease, 5 delivery lease (times in ms)
+-- Returns  1 extended, 0 lost: absent, or another delivery's
+local id, delivery = ARGV[2], ARGV[3]
+local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local task, mark = record["t:" .. id], record["m:" .. id]
+local over = task and task[STATE]:find("[cdx]")
+if delivery ~= "" then
+  if not task or task[DELIVERY] ~= delivery then return 0 end
+  if over and not task[FLAGS]:find("e") then return 0 end
+  task[LEASE] = math.max(task[LEASE], now + lease)
+  task[DELIVERY_LEASE] = math.max(task[DELIVERY_LEASE], now + run_lease)
+  write("t:" .. id, task)
+  return 1
+end
+if mark then  -- beside a kept task too: this message must still meet it
+  mark[2] = math.max(mark[2], now + lease)
+  write("m:" .. id, mark)
+end
+if task and not over then
+  local pending = task[STATE] == "p"
+  if pending then task[STATE] = "w" end  -- a message in hand has been published
+  task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)
+  write("t:" .. id, task)
+  if pending then finalise(id, now + lease) end
+end
+return (task or mark) and 1 or 0

@@ -1,0 +1,15 @@
+-- retry: the task waits for its next try, and the delivery that ran it lets go of it.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, 3 delivery, 4 lease, 5 "1" when there may be two messages
+--          (times in ms)
+-- Returns  1 done, 0 no effect: not active, or another delivery's (one way: nobody reads it)
+local field, delivery = "t:" .. ARGV[2], ARGV[3]
+local lease, copies = tonumber(ARGV[4]), ARGV[5] == "1"
+
+local task = record[field]
+if not task or task[STATE] ~= "r" or task[DELIVERY] ~= delivery then return 0 end
+task[STATE], task[LEASE], task[DELIVERY], task[DELIVERY_LEASE] = "t", now + lease, "", 0
+if copies and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
+write(field, task)
+return 1

@@ -1,0 +1,21 @@
+-- settle: result and acknowledgement are done, so the ending task may go.
+--
+-- KEYS[1]  the record of the key
+-- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
+--          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms)
+-- Returns  1 settled, 0 no effect: not ending, or another delivery's (one way: nobody reads it)
+local id, delivery, state = ARGV[2], ARGV[3], ARGV[4]
+local retention, mark_for, mark_done = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == "1"
+
+local field, task = "t:" .. id, record["t:" .. id]
+if not task or not task[FLAGS]:find("e") or task[DELIVERY] ~= delivery then return 0 end
+if mark_done or task[FLAGS]:find("m") then write("m:" .. id, {"done", now + mark_for}) end
+local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
+if not task[KEEP]:find(state) or keep_until <= now then
+  write(field, nil)
+else
+  task[STATE], task[LEASE], task[DELIVERY_LEASE] = state, keep_until, 0
+  task[FLAGS] = task[FLAGS]:gsub("e", "")
+  write(field, task)
+end
+return 1

@@ -1,0 +1,93 @@
+"""Locks in this process: for tests, and for apps whose broker is ``memory://``."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import TypeVar
+
+from .base import Guarantee
+from .record import Record
+from .recorded import RecordedStore
+
+Reply = TypeVar("Reply")
+
+#: Every store of this process: a forked child gives each a mutex of its own, or
+#: it would wait for a thread of the parent that it does not have.
+_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+
+class MemoryStore(RecordedStore):
+    """A dictionary behind a mutex, with the semantics of every other store."""
+
+    guarantee: Guarantee = "strong"
+    mechanism = "one dictionary behind a mutex, in one process"
+
+    def __init__(self) -> None:
+        self.clock_offset_ms = 0
+        self._records: dict[str, Record] = {}
+        self._mutex = threading.Lock()
+        _stores.add(self)
+
+    @classmethod
+    def from_url(cls, url: str, **options: object) -> MemoryStore:
+        """Every app has a store of its own: namespace and time-out mean nothing here."""
+        return cls()
+
+    def fingerprint(self) -> str:
+        return "memory"
+
+    def _now_us(self) -> int:
+        return time.time_ns() // 1000 + self.clock_offset_ms * 1000
+
+    def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
+        with self._mutex:
+            record = self._records.get(key) or Record()
+            reply = act(record, self._now_us())
+            if record:
+                self._records[key] = record
+            else:
+                self._records.pop(key, None)
+            return reply
+
+    def read(self, key: str) -> tuple[Record, int]:
+        with self._mutex:
+            now = self._now_us() // 1000
+            record = deepcopy(self._records.get(key) or Record())
+        record.purge(now)
+        return record, now
+
+    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
+        for key in list(self._records):
+            record, _ = self.read(key)
+            if record:
+                yield key, record
+
+    def sweep(self, batch: int = 500) -> int:
+        with self._mutex:
+            now = self._now_us() // 1000
+            lapsed = [k for k, r in self._records.items() if r.latest_deadline() <= now][:batch]
+            for key in lapsed:
+                del self._records[key]
+            return len(lapsed)
+
+    def ping(self) -> None:
+        """Always there."""
+
+    def flush(self) -> None:
+        """Nothing is one way here."""
+
+    def close(self) -> None:
+        """Nothing to let go of; the locks stay for the next use."""
+
+
+def _fresh_mutexes() -> None:
+    for store in _stores:
+        store._mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fresh_mutexes)

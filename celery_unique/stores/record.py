@@ -1,0 +1,213 @@
+"""The record of one key: the tasks that hold it and the marks they left.
+
+A key holds several tasks at once, not one holder: states with gaps, a passed
+window and a lapsed lease all admit a second task while the first still lives.
+Every store keeps the same record in the same packed form, so that a record
+read from one store means the same in another and a new field is added once.
+
+Times are milliseconds of the store's clock; tokens are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+#: Version of the packed form. It is the first element of every packed task, so
+#: that two releases of the library can share a store while one is rolled out.
+SCHEMA_VERSION = 1
+
+
+class State(StrEnum):
+    """OJS's states by name, stored as one letter each."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"  # never stored: an available task whose ETA lies ahead
+    AVAILABLE = "available"
+    ACTIVE = "active"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+
+
+LETTER_OF = {
+    State.PENDING: "p",
+    State.SCHEDULED: "s",
+    State.AVAILABLE: "w",
+    State.ACTIVE: "r",
+    State.RETRYABLE: "t",
+    State.COMPLETED: "c",
+    State.DISCARDED: "d",
+    State.CANCELLED: "x",
+}
+STATE_OF = {letter: state for state, letter in LETTER_OF.items()}
+TERMINAL_LETTERS = frozenset("cdx")
+
+
+def letters(states: Any) -> str:
+    """The given OJS state names as a string of letters, in a fixed order."""
+    wanted = {State(name) for name in states}
+    return "".join(letter for state, letter in LETTER_OF.items() if state in wanted)
+
+
+@dataclass(slots=True)
+class TaskEntry:
+    """One task of the key. The order of the fields is the packed order."""
+
+    state: str  # a letter of STATE_OF
+    created_at: int
+    lease: int  # deadline: until then the task counts as existing
+    task_name: str = ""
+    window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
+    eta: int = 0
+    keep: str = ""  # letters of the terminal states in which it stays recorded
+    duplicates: int = 0
+    last_duplicate_at: int = 0
+    delivery: str = ""  # who runs it; new for every message received
+    delivery_lease: int = 0  # until then that delivery is believed alive
+    token: int = 0  # fencing number of the delivery that runs it
+    flags: str = ""  # subset of "e" ending, "m" copies, "o" released
+    by: str = ""  # id of an unconfirmed replacement: this task is in limbo
+    after: str = ""  # id of the active task this one succeeds
+    arguments: str = ""  # fingerprint of the arguments behind an idempotency key
+    since: int = 0  # when the first of the tasks was created that this one stands in for
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL_LETTERS
+
+    @property
+    def ending(self) -> bool:
+        """The body is over and callers see the final state, the result is not settled."""
+        return "e" in self.flags
+
+    @property
+    def copies(self) -> bool:
+        """There may be a second message with this id."""
+        return "m" in self.flags
+
+    @property
+    def released(self) -> bool:
+        """An operator let go of it: it blocks nobody and no renewal revives it."""
+        return "o" in self.flags
+
+    def flag(self, letter: str) -> None:
+        if letter not in self.flags:
+            self.flags += letter
+
+    def unflag(self, letter: str) -> None:
+        self.flags = self.flags.replace(letter, "")
+
+    def shown_state(self, now: int) -> State:
+        """The state as OJS names it: waiting tasks with an ETA ahead are scheduled."""
+        if self.state == "w" and self.eta > now:
+            return State.SCHEDULED
+        return STATE_OF[self.state]
+
+    def counts_as(self, now: int) -> str:
+        """Letters of every state this task stands for when a call asks.
+
+        A pending task also counts as the state that it is about to enter: its
+        message may already be on the way.
+        """
+        waiting = "s" if self.eta > now else "w"
+        if self.state == "p":
+            return "p" + waiting
+        return waiting if self.state == "w" else self.state
+
+    def packed(self) -> list[Any]:
+        values: list[Any] = [
+            SCHEMA_VERSION,
+            self.state,
+            self.created_at,
+            self.lease,
+            self.task_name,
+            self.window_ends,
+            self.eta,
+            self.keep,
+            self.duplicates,
+            self.last_duplicate_at,
+            self.delivery,
+            self.delivery_lease,
+            # A string, since Lua's JSON writer keeps only 14 digits of a number.
+            str(self.token) if self.token else "",
+            self.flags,
+            self.by,
+            self.after,
+            self.arguments,
+            self.since,
+        ]
+        # Most tasks use the first five: the rest is left off while it is empty.
+        while values[-1] in ("", 0):
+            values.pop()
+        return values
+
+    @classmethod
+    def unpacked(cls, values: list[Any]) -> TaskEntry:
+        # Fields beyond those known here were written by a newer release: ignored.
+        fields = values[1:18]
+        if len(fields) > 11:
+            fields[11] = int(fields[11] or 0)
+        return cls(*fields)
+
+
+MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
+
+
+@dataclass(slots=True)
+class Mark:
+    """What is left of an id whose message may still arrive."""
+
+    kind: str
+    until: int
+    by: str = ""  # of a superseded id: the id that took its place
+
+    def packed(self) -> list[Any]:
+        return [self.kind, self.until, self.by] if self.by else [self.kind, self.until]
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything a store knows of one key."""
+
+    token: int = 0
+    tasks: dict[str, TaskEntry] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.marks)
+
+    def purge(self, now: int) -> None:
+        """Forget what has lapsed: to every act, lapsed and absent are the same."""
+        lapsed = {i: task.by for i, task in self.tasks.items() if task.lease <= now}
+        for task_id in lapsed:
+            del self.tasks[task_id]
+        for task in self.tasks.values():
+            # A replacement that has lapsed leaves what it stood in for to its own, if any.
+            while task.by in lapsed:
+                task.by = lapsed[task.by]
+        for task_id in [i for i, mark in self.marks.items() if mark.until <= now]:
+            del self.marks[task_id]
+
+    def latest_deadline(self) -> int:
+        deadlines = [task.lease for task in self.tasks.values()]
+        deadlines += [mark.until for mark in self.marks.values()]
+        return max(deadlines, default=0)
+
+    def dumps(self) -> str:
+        document: dict[str, Any] = {"t": {i: t.packed() for i, t in self.tasks.items()}}
+        if self.marks:
+            document["m"] = {i: mark.packed() for i, mark in self.marks.items()}
+        return json.dumps(document, separators=(",", ":"))
+
+    @classmethod
+    def loads(cls, text: str, token: int = 0) -> Record:
+        document = json.loads(text)
+        return cls(
+            token=token,
+            tasks={i: TaskEntry.unpacked(values) for i, values in document["t"].items()},
+            marks={i: Mark(*values[:3]) for i, values in document.get("m", {}).items()},
+        )

@@ -1,0 +1,72 @@
+"""Stores that run the acts in Python: all they add is how a record is swapped."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from . import acts
+from .base import Acquired, Claim, Finish, Finished, Held, Start, Started
+from .record import Record
+
+Reply = TypeVar("Reply")
+
+
+class RecordedStore(ABC):
+    """The acts of the contract over one method that changes a record atomically."""
+
+    @abstractmethod
+    def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
+        """Run ``act(record, now_us)`` on the key's record and store what it left.
+
+        Nobody else may see or change the record in between. ``act`` may be run
+        again on a fresh record, so it must have no effect but on its record.
+        """
+
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        return self._act(key, lambda record, us: acts.acquire(record, claim, us // 1000))
+
+    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+        return [self.acquire(key, claim) for key, claim in claims]
+
+    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+        self._act(key, lambda record, us: acts.confirm(record, task_id, lease_ms, us // 1000))
+
+    def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
+        return self._act(
+            key, lambda record, us: acts.give_back(record, task_id, mark_ms, us // 1000)
+        )
+
+    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
+        return self._act(key, lambda record, us: acts.help_holder(record, task_id, us // 1000))
+
+    def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
+        return self._act(key, lambda record, us: acts.cancel(record, task_id, mark_ms, us // 1000))
+
+    def release(self, key: str, task_id: str | None = None) -> int:
+        return self._act(key, lambda record, us: acts.release(record, task_id, us // 1000))
+
+    def start(self, key: str, start: Start) -> Started:
+        return self._act(key, lambda record, us: acts.start(record, start, us))
+
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        return [self._renew_one(one) for one in held]
+
+    def _renew_one(self, held: Held) -> bool:
+        return self._act(held.key, lambda record, us: acts.renew(record, held, us // 1000))
+
+    def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
+        self._act(
+            key,
+            lambda record, us: acts.retry(record, task_id, delivery, lease_ms, copies, us // 1000),
+        )
+
+    def finish(self, key: str, finish: Finish) -> Finished:
+        return self._act(key, lambda record, us: acts.finish(record, finish, us // 1000))
+
+    def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
+        self._act(key, lambda record, us: acts.settle(record, finish, mark_done, us // 1000))
+
+    def forget(self, key: str, task_id: str) -> None:
+        self._act(key, lambda record, us: acts.forget(record, task_id, us // 1000))

@@ -1,0 +1,167 @@
+"""The connections of one store: idle ones are kept, and every exchange has one deadline."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as Disconnected
+from redis.exceptions import TimeoutError as TimedOut
+
+from celery_unique.exceptions import StoreUnavailable
+
+from .address import Address, Connection
+
+Command = tuple[Any, ...]
+
+#: More than these are closed when a burst of threads or greenlets is over.
+MOST_IDLE = 64
+
+_pools: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+class Connections:
+    """Connects on first use, and again when a connection turns out to be dead.
+
+    Own code in place of redis-py's pool and client, whose retries know no total time.
+    """
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        # A list as a stack: append and pop are atomic, and the warmest is used again first.
+        self._idle: list[Connection] = []
+        _pools.add(self)
+
+    def exchange(
+        self, commands: Sequence[Command], again: Callable[[Command], Command] | None = None
+    ) -> list[Any]:
+        """Send all commands at once and return a reply, or an error reply, for each.
+
+        A connection that breaks is replaced once, and what had no reply is sent
+        again, changed by ``again``: the server may have carried it out before.
+        """
+        deadline = monotonic() + self.timeout_s
+        replies: list[Any] = []
+        try:
+            try:
+                self._exchange(commands, replies, deadline, self._take(deadline))
+            except Disconnected:
+                left = commands[len(replies) :]
+                left = [again(command) for command in left] if again else left
+                self._exchange(left, replies, deadline, self.connect(deadline))
+        except (RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        return replies
+
+    def _exchange(
+        self,
+        commands: Sequence[Command],
+        replies: list[Any],
+        deadline: float,
+        connection: Connection,
+    ) -> None:
+        try:
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for n in range(len(commands)):
+                if n:  # a socket's time-out starts again with every reply, ours does not
+                    set_deadline(connection, deadline)
+                replies.append(_reply(connection))
+        except BaseException:  # a time limit of the caller's too: a reply is still to come
+            connection.disconnect()
+            raise
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            connection.disconnect()
+            self.close()  # the server is a replica now: the name may lead to another one
+        elif len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.disconnect()
+
+    def _take(self, deadline: float) -> Connection:
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if is_open(connection):
+                set_deadline(connection, deadline)
+                return connection
+            connection.disconnect()
+        return self.connect(deadline)
+
+    def connect(self, deadline: float) -> Connection:
+        """A new connection. A quarter of the time to connect, and for each step of the handshake.
+
+        Those are AUTH and SELECT: what is left is for the act itself.
+        """
+        connection = self.address.connection()
+        step = min(self.timeout_s / 4, max(deadline - monotonic(), 0.001))
+        connection.socket_connect_timeout = step
+        connection.socket_timeout = step
+        try:
+            connection.connect()
+            set_deadline(connection, deadline)
+        except (Disconnected, TimedOut, OSError) as error:
+            connection.disconnect()
+            raise _ConnectFailed(str(error)) from error
+        return connection
+
+    def unavailable(self, error: Exception) -> StoreUnavailable:
+        reason = error.__cause__ if isinstance(error, _ConnectFailed) else error
+        if isinstance(reason, TimedOut):
+            what = f"did not answer in time (unique_store_timeout is {self.timeout_s:g} s)"
+        elif isinstance(reason, (ResponseError, AuthenticationError)):
+            what = f"refused: {reason}"
+        else:
+            what = f"cannot be reached: {reason}"
+        return StoreUnavailable(
+            f"The lock store, Redis at {self.address.label}, {self.address.conceal(what)}. "
+            "Check that the server runs and that unique_store_url leads to it",
+            store=self.address.label,
+        )
+
+    def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+
+class _ConnectFailed(RedisError):
+    """Not a Disconnected: nothing was sent, and another attempt would fail as well."""
+
+
+def is_open(connection: Connection) -> bool:
+    """Whether an idle connection is alive and has nothing to read, as far as it is known here."""
+    try:
+        return not connection.can_read(0)
+    except (Disconnected, TimedOut, OSError):
+        return False
+
+
+def set_deadline(connection: Connection, deadline: float) -> None:
+    remaining = deadline - monotonic()
+    if remaining <= 0:
+        raise TimedOut("no time is left")
+    # redis-py sets its time-outs when it connects and has no public way to change them.
+    connection._sock.settimeout(remaining)
+
+
+def _reply(connection: Connection) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+def _forget_after_fork() -> None:
+    # Only forgotten, not shut down: the sockets are the parent's.
+    for pool in _pools:
+        pool._idle = []
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,64 @@
+"""How locks lie in Redis: one hash for each key.
+
+``<key_prefix>cu:{<bucket>}:<key>``, and ``<key_prefix>cu:{<bucket>}@<namespace>:<key>`` with a
+namespace. Its fields: ``t:<id>`` for each task and ``m:<id>`` for each mark, both JSON, and
+``token`` once a task has started. The braces make the bucket the cluster's hash tag.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from urllib.parse import quote
+
+from celery_unique.stores.record import Mark, Record, TaskEntry
+
+#: Part of the key version: a key, and what later belongs to it, share one cluster slot.
+BUCKETS = 64
+
+
+class Layout:
+    def __init__(self, namespace: str, key_prefix: str) -> None:
+        self._head = f"{key_prefix}cu:{{"
+        # Quoted, so that no namespace can look like another one with a key behind it.
+        self._tail = f"}}@{quote(namespace, safe='/@+')}:" if namespace else "}:"
+        self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
+        #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
+        self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
+
+    def name_of(self, key: str) -> str:
+        return f"{self._head}{bucket_of(key)}{self._tail}{key}"
+
+    def key_of(self, name: str) -> str | None:
+        found = self._named.match(name)
+        return name[found.end() :] if found else None
+
+
+def bucket_of(key: str) -> int:
+    version, _, digest = key.partition(":")
+    if version.isdecimal():
+        try:
+            return int(digest[:2], 16) % BUCKETS
+        except ValueError:  # not a key of this library's making
+            pass
+    return zlib.crc32(key.encode()) % BUCKETS
+
+
+def record_of(fields: list[bytes], now: int) -> Record:
+    """The record from the reply to HGETALL, without what has lapsed."""
+    record = Record()
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        kind, _, task_id = name.decode().partition(":")
+        if kind == "t":
+            record.tasks[task_id] = TaskEntry.unpacked(json.loads(value))
+        elif kind == "m":
+            record.marks[task_id] = Mark(*json.loads(value)[:3])
+        elif kind == "token":
+            record.token = int(value)
+    record.purge(now)
+    return record
+
+
+def _literally(text: str) -> str:
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

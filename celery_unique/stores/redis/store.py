@@ -1,0 +1,294 @@
+"""The lock store on Redis: the contract's acts as calls of Lua scripts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from celery_unique.stores.base import (
+    Acquired,
+    Claim,
+    Finish,
+    Finished,
+    Guarantee,
+    Held,
+    Holder,
+    Start,
+    Started,
+)
+from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
+
+from . import scripts
+from .address import Address, address_of
+from .connections import Command, Connections
+from .layout import Layout, record_of
+from .one_way import OneWay
+from .scripts import Script
+
+#: Commands sent at once before their replies are read.
+BATCH = 500
+
+
+class RedisStore:
+    """One hash for each key, changed by scripts only, expiring with its latest deadline."""
+
+    guarantee: Guarantee = "strong"
+    mechanism = "one Lua script for each act, run atomically by the Redis server"
+
+    def __init__(
+        self, address: Address, *, namespace: str = "", timeout_s: float = 2.0, key_prefix: str = ""
+    ) -> None:
+        self.clock_offset_ms = 0
+        self._address = address
+        self._layout = Layout(namespace, key_prefix)
+        self._connections = Connections(address, timeout_s)
+        self._one_way = OneWay(self._connections)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        namespace: str = "",
+        timeout_s: float = 2.0,
+        key_prefix: str = "",
+        ssl: Mapping[str, Any] | bool | None = None,
+        **client_options: Any,
+    ) -> RedisStore:
+        """``ssl`` is as ``broker_use_ssl``; other options are those of redis-py's connections."""
+        address = address_of(url, ssl=ssl, **client_options)
+        return cls(address, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._address.label}>"
+
+    def fingerprint(self) -> str:
+        """The same for every process that uses these locks, and without credentials."""
+        where = f"{self._address.label} {self._layout.pattern}"
+        return hashlib.sha256(where.encode()).hexdigest()[:8]
+
+    # -- acts of the caller --------------------------------------------------
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        [reply] = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
+        return _acquired(reply, claim)
+
+    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+        commands = [self._acquire_command(key, claim) for key, claim in claims]
+        replies = self._run_all(scripts.ACQUIRE, commands, _again)
+        return [_acquired(reply, claim) for reply, (_, claim) in zip(replies, claims, strict=True)]
+
+    def _acquire_command(self, key: str, claim: Claim) -> Command:
+        return self._command(
+            scripts.ACQUIRE,
+            key,
+            claim.task_id,
+            claim.task_name,
+            claim.states,
+            claim.grace_ms,
+            claim.window_ms,
+            claim.delay_ms,
+            claim.keep,
+            claim.arguments,
+            claim.keep_ms,
+            claim.on_conflict,
+            claim.parent,
+            claim.max_wait_ms,
+            _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
+        )
+
+    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+        self._send(scripts.CONFIRM, key, task_id, lease_ms)
+
+    def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
+        return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
+
+    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
+        reply: Literal["go", "again", "published"] = self._run(scripts.HELP, key, task_id).decode()
+        return reply
+
+    def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
+        reply: Literal["cancelled", "active"]
+        reply = self._run(scripts.CANCEL, key, task_id, mark_ms).decode()
+        return reply
+
+    def release(self, key: str, task_id: str | None = None) -> int:
+        return int(self._run(scripts.RELEASE, key, task_id or ""))
+
+    # -- acts of the worker --------------------------------------------------
+    def start(self, key: str, start: Start) -> Started:
+        verdict, *facts = self._run(
+            scripts.START,
+            key,
+            start.task_id,
+            start.delivery,
+            start.task_name,
+            start.lease_ms,
+            start.run_lease_ms,
+            start.created_at,
+            start.window_ms,
+            start.keep,
+            start.arguments,
+            start.mark_ms,
+        )
+        if verdict == b"run":
+            return Started("run", facts[0], bool(facts[1]))
+        mark, by = (fact.decode() for fact in facts or (b"", b""))
+        return Started(verdict.decode(), mark=mark, by=by)
+
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        commands = [
+            self._command(
+                scripts.RENEW, one.key, one.task_id, one.delivery, one.lease_ms, one.run_lease_ms
+            )
+            for one in held
+        ]
+        return [bool(reply) for reply in self._run_all(scripts.RENEW, commands)]
+
+    def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
+        self._send(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
+
+    def finish(self, key: str, finish: Finish) -> Finished:
+        verdict, *facts = self._run(
+            scripts.FINISH,
+            key,
+            finish.task_id,
+            finish.delivery,
+            LETTER_OF[finish.state],
+            finish.retention_ms,
+            _flag(finish.settle_later),
+            finish.mark_ms,
+        )
+        if verdict == b"not_yours":
+            return Finished("not_yours")
+        return Finished("ended", bool(facts[0]), facts[1])
+
+    def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
+        self._send(
+            scripts.SETTLE,
+            key,
+            finish.task_id,
+            finish.delivery,
+            LETTER_OF[finish.state],
+            finish.retention_ms,
+            finish.mark_ms,
+            _flag(mark_done),
+        )
+
+    def forget(self, key: str, task_id: str) -> None:
+        self._send(scripts.FORGET, key, task_id)
+
+    # -- reading -------------------------------------------------------------
+    def read(self, key: str) -> tuple[Record, int]:
+        clock, fields = self._ask([("TIME",), ("HGETALL", self._layout.name_of(key))])
+        now = self._now(clock)
+        return record_of(fields, now), now
+
+    def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
+        seen: set[str] = set()  # SCAN may tell of a key more than once
+        cursor = 0
+        while True:
+            scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
+            [(position, names)] = self._ask([scan])
+            found = {self._layout.key_of(name.decode()) for name in names}
+            keys = sorted(key for key in found if key is not None and key not in seen)
+            seen.update(keys)
+            yield from self._read_all(keys)
+            cursor = int(position)
+            if cursor == 0:
+                return
+
+    def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
+        reads = [("HGETALL", self._layout.name_of(key)) for key in keys]
+        clock, *hashes = self._ask([("TIME",), *reads])
+        now = self._now(clock)
+        for key, fields in zip(keys, hashes, strict=True):
+            if record := record_of(fields, now):
+                yield key, record
+
+    def _now(self, clock: list[bytes]) -> int:
+        return int(clock[0]) * 1000 + int(clock[1]) // 1000 + self.clock_offset_ms
+
+    # -- life ----------------------------------------------------------------
+    def sweep(self, batch: int = BATCH) -> int:
+        """Nothing to do: Redis deletes what has lapsed."""
+        return 0
+
+    def ping(self) -> None:
+        self._ask([("PING",)])
+
+    def flush(self) -> None:
+        self._one_way.flush()
+
+    def close(self) -> None:
+        self._one_way.close()
+        self._connections.close()
+
+    # -- commands ------------------------------------------------------------
+    def _command(self, script: Script, key: str, *arguments: str | int) -> Command:
+        return (
+            "EVALSHA",
+            script.sha,
+            1,
+            self._layout.name_of(key),
+            self.clock_offset_ms,
+            *arguments,
+        )
+
+    def _run(self, script: Script, key: str, *arguments: str | int) -> Any:
+        return self._run_all(script, [self._command(script, key, *arguments)])[0]
+
+    def _run_all(self, script: Script, commands: Sequence[Command], again: Any = None) -> list[Any]:
+        """One round trip for each batch; another one where the server lost the script."""
+        replies: list[Any] = []
+        for first in range(0, len(commands), BATCH):
+            replies += self._connections.exchange(commands[first : first + BATCH], again)
+        missing = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if missing:
+            # EVAL brings the script along and the server keeps it: SCRIPT FLUSH, a restart
+            # and a fail-over cost one more round trip, once.
+            whole = [("EVAL", script.body, *commands[n][2:]) for n in missing]
+            for n, reply in zip(missing, self._connections.exchange(whole, again), strict=True):
+                replies[n] = reply
+        return self._checked(replies)
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        return self._checked(self._connections.exchange(commands))
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise self._connections.unavailable(reply) from reply
+        return replies
+
+    def _send(self, script: Script, key: str, *arguments: str | int) -> None:
+        # The whole script every time: nobody would hear that the server does not know its SHA.
+        _, _, *rest = self._command(script, key, *arguments)
+        self._one_way.send(("EVAL", script.body, *rest))
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else ""
+
+
+def _again(command: Command) -> Command:
+    """An acquire whose reply was lost may have been carried out: not its own duplicate."""
+    return (*command[:-1], "1")
+
+
+def _acquired(reply: Any, claim: Claim) -> Acquired:
+    if isinstance(reply, int):
+        return Acquired("created", None, reply)
+    if isinstance(reply[0], int):
+        now, eta, after, *replaced = reply
+        ids = tuple(sorted(task_id.decode() for task_id in replaced))
+        return Acquired("created", None, now, ids, after.decode(), eta)
+    task_id, letter, created_at, lease, arguments, now = reply
+    holder = Holder(
+        task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode()
+    )
+    outcome: Literal["rejected", "duplicate"]
+    outcome = "duplicate" if claim.on_conflict in ("ignore", "rerun") else "rejected"
+    return Acquired(outcome, holder, now)

@@ -1,0 +1,54 @@
+"""What differs between databases in the SQL of the lock table.
+
+A new database is a new :class:`Dialect` here, its driver's set-up in ``drivers``
+and its error codes in ``errors``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The clock in microseconds, read by the database in the middle of a statement.
+POSTGRESQL_CLOCK = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+#: SQLite's own clock has milliseconds, and a key can be started, finished and
+#: started again within one: both deliveries would get the same token. It runs
+#: in this process anyway, so its clock is ours. It is read again for every try
+#: at the database's lock, so that it is never older than ``BUSY_MS``.
+SQLITE_CLOCK = "CAST(:client_us AS INTEGER)"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One database's ways."""
+
+    name: str
+    clock: str  # SQL: microseconds; ``:client_us`` is the caller's clock
+    find: str  # SQL function (text, part): position of the part, 0 for none
+    table_suffix: str  # after the closing parenthesis of CREATE TABLE
+    begin: str  # begins a transaction in which nobody else changes the row ...
+    lock_row: str  # ... once this was appended to a SELECT of it; empty: not needed
+    skip_locked: str  # after the SELECT of rows to delete
+
+
+POSTGRESQL = Dialect(
+    name="postgresql",
+    clock=POSTGRESQL_CLOCK,
+    find="strpos",
+    table_suffix="",
+    begin="BEGIN",
+    lock_row="FOR UPDATE",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+)
+
+SQLITE = Dialect(
+    name="sqlite",
+    clock=SQLITE_CLOCK,
+    find="instr",
+    table_suffix=" WITHOUT ROWID",
+    begin="BEGIN IMMEDIATE",
+    lock_row="",
+    skip_locked="",
+)
+
+DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}

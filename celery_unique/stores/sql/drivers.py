@@ -1,0 +1,173 @@
+"""How each driver is set up: sessions, waiting for locks, and a deadline for every wait."""
+
+from __future__ import annotations
+
+import math
+import select
+import selectors
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery_unique.exceptions import ConfigurationError
+
+from .deadline import Deadline, call_within
+from .options import INSTALL, SETTING, Options
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+#: How long SQLite itself waits for another process's write lock. It sleeps without letting a
+#: gevent hub go on, so it waits briefly and the store asks again until its time-out.
+BUSY_MS = 20
+
+
+def make_engine(options: Options, deadline: Deadline) -> Engine:
+    """An engine whose every statement commits by itself. It connects when it is used."""
+    from sqlalchemy import create_engine
+
+    sqlite = options.url.get_backend_name() == "sqlite"
+    if sqlite:
+        _check_sqlite_version()
+    try:
+        engine = create_engine(
+            options.url,
+            isolation_level="AUTOCOMMIT",
+            pool_size=options.pool_size,
+            max_overflow=0,
+            pool_timeout=0,
+            hide_parameters=True,  # errors are logged, and a key is made from arguments
+            connect_args={} if sqlite else _psycopg_options(options),
+        )
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The lock store {options.shown_url} needs a driver: {INSTALL}", setting=SETTING
+        ) from error
+    if sqlite:
+        _prepare_sqlite(engine, options.synchronous)
+    else:
+        _prepare_psycopg(engine, deadline)
+    return engine
+
+
+def _check_sqlite_version() -> None:
+    import sqlite3
+
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise ConfigurationError(
+            f"The SQL lock store needs SQLite 3.35 or newer, and this Python has "
+            f"{sqlite3.sqlite_version}.",
+            setting=SETTING,
+        )
+
+
+def _prepare_sqlite(engine: Engine, synchronous: str) -> None:
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _record: Any) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        # Asked first: switching takes the whole file, and it stays switched.
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+
+
+def _prepare_psycopg(engine: Engine, deadline: Deadline) -> None:
+    from sqlalchemy import event
+
+    connection_class = _bounded_connection(engine.dialect.loaded_dbapi, deadline)
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        try:
+            return call_within(
+                deadline.remaining(),
+                lambda: connection_class.connect(*args, **options),
+                late=lambda connection: connection.close(),
+            )
+        except TimeoutError as error:
+            raise engine.dialect.loaded_dbapi.OperationalError(str(error)) from None
+
+
+def _bounded_connection(psycopg: Any, deadline: Deadline) -> Any:
+    """psycopg's connection, whose waits for the server end with the act's deadline.
+
+    The server's ``statement_timeout`` does not help against a server that is
+    gone: without this a caller would wait until TCP notices.
+    """
+
+    class BoundedConnection(psycopg.Connection):
+        def wait(self, generator: Any, *_how: Any, **_options: Any) -> Any:
+            """Drive psycopg's generator: it yields what to wait for, and is sent what came."""
+            poll = select.poll()
+            end_at = time.monotonic() + deadline.remaining()
+            try:
+                wanted = next(generator)
+                while True:
+                    poll.register(self.pgconn.socket, _POLL_FOR[wanted])
+                    events = poll.poll(max(0, math.ceil((end_at - time.monotonic()) * 1000)))
+                    if not events:
+                        raise psycopg.OperationalError("the server did not answer in time")
+                    wanted = generator.send(_ready(events))
+            except StopIteration as end:
+                return end.value
+            except BaseException:
+                # Interrupted, or too late: an answer that still comes would be
+                # taken for that of the next statement.
+                if self.pgconn.transaction_status == _ACTIVE:
+                    self.pgconn.finish()
+                raise
+
+    return BoundedConnection
+
+
+#: libpq's number for a connection that waits for the end of a statement.
+_ACTIVE = 1
+
+#: psycopg's numbers for reading and writing are those of the selectors module.
+_POLL_FOR = {
+    selectors.EVENT_READ: select.POLLIN,
+    selectors.EVENT_WRITE: select.POLLOUT,
+    selectors.EVENT_READ | selectors.EVENT_WRITE: select.POLLIN | select.POLLOUT,
+}
+
+
+def _ready(events: list[tuple[int, int]]) -> int:
+    """Errors and hang-ups count as both, so that libpq looks and finds out."""
+    happened = events[0][1]
+    return bool(happened & ~select.POLLOUT) * selectors.EVENT_READ + (
+        bool(happened & ~select.POLLIN) * selectors.EVENT_WRITE
+    )
+
+
+def _psycopg_options(options: Options) -> dict[str, Any]:
+    """Arguments of psycopg.connect(); what the URL gives itself wins."""
+    chosen: dict[str, Any] = {
+        # libpq counts whole seconds and at least two: the deadline above is the real one.
+        "connect_timeout": max(2, math.ceil(options.timeout_s)),
+        "application_name": "celery_unique",
+        # A connection that rests in the pool must not be forgotten by a firewall on the way.
+        "keepalives_idle": 60,
+    }
+    chosen = {name: value for name, value in chosen.items() if name not in options.url.query}
+    if options.through_pooler:
+        # Behind a transaction pooler the next statement may run in another session.
+        chosen["prepare_threshold"] = None
+    else:
+        chosen["options"] = _session_settings(options)
+    return chosen
+
+
+def _session_settings(options: Options) -> str:
+    milliseconds = math.ceil(options.timeout_s * 1000)
+    settings = {
+        # The server must not go on with what the caller has given up ...
+        "statement_timeout": milliseconds,
+        # ... nor keep a row for a process that was stopped in a transaction ...
+        "idle_in_transaction_session_timeout": milliseconds,
+        # ... and a compare-and-set that lost must see what it lost to.
+        "default_transaction_isolation": r"read\ committed",
+    }
+    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    given = options.url.query.get("options", "")
+    return f"{ours} {given if isinstance(given, str) else ' '.join(given)}".strip()

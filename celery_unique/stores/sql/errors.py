@@ -1,0 +1,67 @@
+"""What an error of the database means for an act, and how to say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .options import Options
+
+
+def is_busy(error: Any) -> bool:
+    """Another process holds SQLite's write lock. Nothing was done."""
+    return _sqlite_name(error).startswith("SQLITE_BUSY")
+
+
+def is_missing_table(error: Any) -> bool:
+    """PostgreSQL has a code for it; SQLite has only words."""
+    return _sqlstate(error) == "42P01" or "no such table" in _first_line(error)
+
+
+def is_create_race(error: Any) -> bool:
+    """CREATE .. IF NOT EXISTS looks first and creates then: two at once can clash."""
+    return _sqlstate(error) in ("23505", "42P07", "42710", "XX000")
+
+
+def explain(error: Any, options: Options) -> str:
+    """What went wrong and what to do, without values and without the password."""
+    cause = getattr(error, "orig", None) or error
+    text = f"The lock store {options.shown_url} is not available: {_first_line(cause)}."
+    return f"{text} {_cure(cause, options)}".rstrip()
+
+
+def _cure(cause: Any, options: Options) -> str:
+    if is_missing_table(cause) or _sqlstate(cause) == "42501":
+        return (
+            f"The table {options.table} must exist, and this user must be allowed to select, "
+            "insert, update and delete there: let a user who may create tables run "
+            "celery_unique.stores.sql.SqlStore.from_url(url).create_tables(), or the SQL that "
+            "its ddl() returns."
+        )
+    if _sqlstate(cause) == "25006":
+        return "This server is read-only: add target_session_attrs=read-write to find the primary."
+    if _sqlite_name(cause).startswith("SQLITE_CANTOPEN"):
+        return _cure_for_path(Path(options.url.database or ""))
+    if is_busy(cause):
+        return "Another process holds its write lock."
+    return ""
+
+
+def _cure_for_path(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"The directory {path.parent} does not exist: create it."
+    return f"{path} must be a file that this user can read and write, in such a directory."
+
+
+def _first_line(error: Any) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__
+
+
+def _sqlstate(error: Any) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+def _sqlite_name(error: Any) -> str:
+    return getattr(error, "sqlite_errorname", None) or ""

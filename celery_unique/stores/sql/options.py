@@ -1,0 +1,168 @@
+"""What a URL and its options ask for, checked before anything connects."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_unique.exceptions import ConfigurationError
+from celery_unique.messages import one_of, shown, suggestion
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+INSTALL = 'pip install "celery-unique-tasks[sql]"'
+SETTING = "unique_store_url"
+
+#: What a scheme is opened with. Only these drivers can be told a deadline for every wait.
+DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+    "sqlite": "sqlite+pysqlite",
+    "sqlite+pysqlite": "sqlite+pysqlite",
+}
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the table is and how to get at it."""
+
+    url: URL
+    namespace: str
+    timeout_s: float
+    table: str = "celery_unique_lock"
+    create_table: bool = True
+    pool_size: int = 10
+    synchronous: str = "normal"
+    through_pooler: bool = False
+
+    @property
+    def shown_url(self) -> str:
+        plain = self.url.set(drivername=self.url.get_backend_name(), query={})
+        return plain.render_as_string(hide_password=True)
+
+    def fingerprint(self) -> str:
+        """The same for everyone who uses this table and namespace, and no secret in it."""
+        url = self.url
+        if url.get_backend_name() == "sqlite":
+            place = os.path.realpath(url.database or "")
+        else:
+            place = f"{(url.host or '').lower()}:{url.port or 5432}/{url.database or ''}"
+        text = "\n".join((url.get_backend_name(), place, self.table, self.namespace))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def read_options(url: str, namespace: str, timeout_s: float, given: dict[str, Any]) -> Options:
+    """Options stand in the URL's query or are given beside it; what is given wins."""
+    parsed = _parsed(url)
+    in_query = {name: parsed.query[name] for name in _READERS if name in parsed.query}
+    parsed = parsed.difference_update_query(in_query)
+    unknown = next((name for name in given if name not in _READERS), None)
+    if unknown is not None:
+        raise ConfigurationError(
+            f"The SQL lock store has no option {shown(unknown)}.{suggestion(unknown, _READERS)} "
+            f"It knows {one_of(_READERS)}.",
+            setting=SETTING,
+        )
+    if len(namespace) > 100:
+        raise ConfigurationError(
+            "unique_namespace is longer than 100 characters.", setting="unique_namespace"
+        )
+    chosen: dict[str, Any] = {
+        name: _READERS[name](name, value) for name, value in {**in_query, **given}.items()
+    }
+    return Options(_resolved(parsed), namespace, timeout_s, **chosen)
+
+
+def _parsed(url: str) -> URL:
+    try:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The SQL lock store needs SQLAlchemy: {INSTALL}", setting=SETTING
+        ) from error
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Neither its text nor the cause: a URL that was not understood may show its password.
+        raise ConfigurationError(
+            "unique_store_url is not a database URL: write sqlite:///locks.db or "
+            "postgresql+psycopg://host:5432/database. Special characters in the user or password "
+            "before the host must be percent-encoded.",
+            setting=SETTING,
+        ) from None
+    driver = DRIVERS.get(parsed.drivername)
+    if driver is None:
+        raise ConfigurationError(
+            f"The SQL lock store cannot use {shown(parsed.drivername)}: write "
+            "postgresql+psycopg:// or sqlite:///.",
+            setting=SETTING,
+        )
+    return parsed.set(drivername=driver)
+
+
+def _resolved(url: URL) -> URL:
+    """An absolute path: the file must not change when the process changes its directory."""
+    if url.get_backend_name() != "sqlite":
+        return url
+    path = url.database or ""
+    if path in ("", ":memory:") or path.startswith("file:"):
+        raise ConfigurationError(
+            "The SQL lock store needs a file, as in sqlite:///locks.db: a database in memory is "
+            "another one for every connection. Use memory:// for locks within one process.",
+            setting=SETTING,
+        )
+    return url.set(database=str(Path(path).absolute()))
+
+
+def _table(name: str, value: Any) -> str:
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    raise _wrong(name, value, "a table name of letters, digits and _, or schema.table")
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise _wrong(name, value, "true or false")
+
+
+def _count(name: str, value: Any) -> int:
+    text = str(value)
+    if not isinstance(value, bool) and text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise _wrong(name, value, "a whole number above 0")
+
+
+def _synchronous(name: str, value: Any) -> str:
+    if isinstance(value, str) and value.lower() in ("normal", "full"):
+        return value.lower()
+    raise _wrong(name, value, "normal or full")
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name}={shown(value)} is not an option of the SQL lock store: it must be {wanted}.",
+        setting=SETTING,
+    )
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "table": _table,
+    "create_table": _flag,
+    "pool_size": _count,
+    "synchronous": _synchronous,
+    "through_pooler": _flag,
+}

@@ -1,0 +1,141 @@
+"""What a row of the lock table means: the record in it, and what stands beside it.
+
+A duplicate only adds 1 to the row's ``conflicts``, in the statement that asked.
+The record takes those over (they are *folded* in) with its next change, and
+whoever reads it adds them. That is exact because only a row with one task ever
+has conflicts: with several, each duplicate is counted in the record itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from celery_unique.exceptions import StoreUnavailable
+
+from .. import acts
+from ..base import Claim
+from ..record import Record, TaskEntry
+
+#: ``holder_state`` of a record for which the state alone tells nothing.
+NO_SOLE_HOLDER = "-"
+
+#: Stands before the name of a time that the database fills in. JSON text never
+#: holds a bare control character, so no argument of a user can contain this.
+PLACEHOLDER = "\x01"
+FILLED_IN = ("created_at", "lease", "window_ends", "eta")
+
+_POSITIONS = {field.name: i for i, field in enumerate(dataclasses.fields(TaskEntry), start=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as one statement saw it, and the store's clock at that moment."""
+
+    record: str | None  # None: there is no row
+    token: int
+    revision: int
+    conflicts: int
+    conflict_at: int  # microseconds, of the last one counted in ``conflicts``
+    holder_state: str
+    holder_since: int
+    holder_until: int
+    now_us: int
+
+    @property
+    def now(self) -> int:
+        return self.now_us // 1000
+
+    def load(self, conflicts: int | None = None) -> Record:
+        """The record with the row's conflicts (or so many of them) folded in."""
+        if self.record is None:
+            return Record()
+        try:
+            record = Record.loads(self.record, self.token)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreUnavailable(
+                "A row of the lock table holds a record that this release cannot read: it was "
+                "written by something else. Delete the row."
+            ) from error
+        count = self.conflicts if conflicts is None else conflicts
+        task = next(iter(record.tasks.values()), None)  # conflicts: there is just one
+        if count and task is not None:
+            task.duplicates += count
+            task.last_duplicate_at = self.conflict_at // 1000
+        return record
+
+    def counted(self, claim: Claim) -> bool:
+        """Whether the statement that read this row counted the claim as a duplicate.
+
+        The same condition as in the statement, on the same clock.
+        """
+        return (
+            self.holder_state in sure_states(claim)
+            and self.holder_until > self.now
+            and (not claim.window_ms or self.holder_since + claim.window_ms > self.now)
+            and (not claim.parent or parent_text(claim) not in (self.record or ""))
+        )
+
+
+def sure_states(claim: Claim) -> str:
+    """In which stored states a sole holder blocks the claim, whatever else is recorded of it.
+
+    Where this is too cautious, the rules in ``acts`` decide and one more
+    statement is needed; it must never be too bold.
+    """
+    if claim.again or claim.on_conflict not in ("ignore", "reject"):
+        return ""
+    # Waiting is scheduled or available by the ETA: sure only where both block.
+    waiting = "pw" if "s" in claim.states and "w" in claim.states else ""
+    return "".join(letter for letter in claim.states if letter not in "sw") + waiting
+
+
+def parent_text(claim: Claim) -> str:
+    """How the task in whose body the call is made would stand in a record; empty for none.
+
+    A record that names it is left to the rules: a task is never its own duplicate.
+    """
+    return json.dumps(claim.parent) if claim.parent else ""
+
+
+def columns_of(record: Record) -> dict[str, Any]:
+    """The columns that follow from the record."""
+    state, since, until = _sole_holder(record)
+    return {
+        "record": record.dumps(),
+        "token": record.token,
+        "expires_at": record.latest_deadline(),
+        "holder_state": state,
+        "holder_since": since,
+        "holder_until": until,
+    }
+
+
+def _sole_holder(record: Record) -> tuple[str, int, int]:
+    if len(record.tasks) == 1:
+        (task,) = record.tasks.values()
+        if not (task.released or task.by or task.after):
+            return task.state, task.created_at, task.lease
+    return NO_SOLE_HOLDER, 0, 0
+
+
+def sole_task(record: Record) -> str | None:
+    """The id that conflicts of this row belong to, while it has not ended."""
+    if len(record.tasks) != 1:
+        return None
+    ((task_id, task),) = record.tasks.items()
+    return None if task.terminal else task_id
+
+
+def fresh_record(claim: Claim) -> str:
+    """The record of a new key, with placeholders where the database's clock belongs."""
+    record = Record()
+    acts.acquire(record, claim, 1)
+    task = record.tasks[claim.task_id]
+    values = [json.dumps(value) for value in task.packed()]
+    for name in FILLED_IN:
+        if getattr(task, name):
+            values[_POSITIONS[name]] = PLACEHOLDER + name
+    return f'{{"t":{{{json.dumps(claim.task_id)}:[{",".join(values)}]}}}}'

@@ -1,0 +1,156 @@
+"""The SQL of the lock table. Every statement is complete in itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .dialects import Dialect
+from .rows import FILLED_IN, PLACEHOLDER
+
+if TYPE_CHECKING:
+    from sqlalchemy import TextClause
+
+#: Layout of the table. The record in it carries a version of its own.
+TABLE_VERSION = 1
+
+_SEEN = (
+    "held.record, held.token, held.revision, held.conflicts, held.conflict_at, "
+    "held.holder_state, held.holder_since, held.holder_until"
+)
+_THIS = "namespace = :namespace AND lock_key = :key"
+
+
+class Statements:
+    """The statements for one table of one database."""
+
+    def __init__(self, dialect: Dialect, table: str) -> None:
+        self._dialect = dialect
+        self._table = ".".join(f'"{part}"' for part in table.split("."))
+        self._index = table.rpartition(".")[2] + "_expires"
+        self.begin = dialect.begin
+        self.acquire = _text(self._acquire())
+        self.see = _text(self._see())
+        self.lock = _text(self._lock()) if dialect.lock_row else None
+        self.insert = _text(self._insert())
+        self.update = _text(self._update())
+        self.delete = _text(self._delete())
+        self.page = _text(self._page())
+        self.sweep = _text(self._sweep())
+        self.ping = _text(f"SELECT count(*) FROM {self._table} WHERE 1 = 0")
+
+    def ddl(self) -> list[str]:
+        """What creates the table, for people without the rights to let us do it."""
+        return [
+            f"""\
+CREATE TABLE IF NOT EXISTS {self._table} (
+    namespace      VARCHAR(100) NOT NULL,
+    lock_key       VARCHAR(255) NOT NULL,
+    record         TEXT         NOT NULL,
+    token          BIGINT       NOT NULL,
+    revision       BIGINT       NOT NULL,
+    expires_at     BIGINT       NOT NULL,
+    conflicts      BIGINT       NOT NULL,
+    conflict_at    BIGINT       NOT NULL,
+    holder_state   CHAR(1)      NOT NULL,
+    holder_since   BIGINT       NOT NULL,
+    holder_until   BIGINT       NOT NULL,
+    schema_version SMALLINT     NOT NULL DEFAULT {TABLE_VERSION},
+    PRIMARY KEY (namespace, lock_key)
+){self._dialect.table_suffix}""",
+            f'CREATE INDEX IF NOT EXISTS "{self._index}" ON {self._table} (namespace, expires_at)',
+        ]
+
+    def _clock(self) -> str:
+        return f"(SELECT {self._dialect.clock} + CAST(:offset_us AS BIGINT) AS us)"
+
+    def _acquire(self) -> str:
+        """Insert a fresh record, or count a sure duplicate, and tell what is there.
+
+        The clock is read once: the times in the record, the decision to count
+        and the answer must agree on it.
+        """
+        record = "CAST(:record AS TEXT)"
+        offsets = dict(zip(FILLED_IN, ("0", ":grace_ms", ":kept_ms", ":delay_ms"), strict=True))
+        for name, offset in offsets.items():
+            time = f"CAST(us / 1000 + CAST({offset} AS BIGINT) AS TEXT)"
+            record = f"replace({record}, '{PLACEHOLDER}{name}', {time})"
+        counts = (
+            f"{self._dialect.find}(CAST(:sure_states AS TEXT), held.holder_state) > 0"
+            " AND held.holder_until > excluded.holder_since"
+            " AND (CAST(:window_ms AS BIGINT) = 0"
+            " OR held.holder_since + CAST(:window_ms AS BIGINT) > excluded.holder_since)"
+            " AND (CAST(:parent AS TEXT) = ''"
+            f" OR {self._dialect.find}(held.record, CAST(:parent AS TEXT)) = 0)"
+        )
+        return f"""
+            WITH clock AS MATERIALIZED {self._clock()}
+            INSERT INTO {self._table} AS held
+                (namespace, lock_key, record, token, revision, expires_at, conflicts, conflict_at,
+                 holder_state, holder_since, holder_until)
+            SELECT :namespace, :key, {record}, 0, :revision, us / 1000 + :grace_ms, 0, us,
+                'p', us / 1000, us / 1000 + :grace_ms
+            FROM clock WHERE 1 = 1
+            ON CONFLICT (namespace, lock_key) DO UPDATE SET
+                conflicts = held.conflicts + CASE WHEN {counts} THEN 1 ELSE 0 END,
+                conflict_at = CASE WHEN {counts} THEN excluded.conflict_at
+                    ELSE held.conflict_at END
+            RETURNING {_SEEN.replace("held.", "")}, (SELECT us FROM clock)"""
+
+    def _see(self) -> str:
+        """One row always: the outer join gives the clock where nothing is recorded."""
+        return f"""
+            SELECT {_SEEN}, clock.us FROM {self._clock()} AS clock
+            LEFT JOIN {self._table} AS held ON {_THIS}"""
+
+    def _lock(self) -> str:
+        return f"SELECT 1 FROM {self._table} WHERE {_THIS} {self._dialect.lock_row}"
+
+    def _insert(self) -> str:
+        return f"""
+            INSERT INTO {self._table}
+                (namespace, lock_key, record, token, revision, expires_at, conflicts, conflict_at,
+                 holder_state, holder_since, holder_until)
+            VALUES (:namespace, :key, :record, :token, :new_revision, :expires_at, 0, 0,
+                :holder_state, :holder_since, :holder_until)
+            ON CONFLICT (namespace, lock_key) DO NOTHING"""
+
+    def _update(self) -> str:
+        """Compare-and-set; ``folded`` conflicts are in the record now, later ones stay."""
+        return f"""
+            UPDATE {self._table} SET record = :record, token = :token, revision = :new_revision,
+                expires_at = :expires_at, conflicts = conflicts - :folded,
+                holder_state = :holder_state, holder_since = :holder_since,
+                holder_until = :holder_until
+            WHERE {_THIS} AND revision = :revision AND conflicts <= :most_conflicts"""
+
+    def _delete(self) -> str:
+        return f"""
+            DELETE FROM {self._table}
+            WHERE {_THIS} AND revision = :revision AND conflicts <= :most_conflicts"""
+
+    def _page(self) -> str:
+        return f"""
+            SELECT held.lock_key, {_SEEN}, clock.us
+            FROM {self._table} AS held CROSS JOIN {self._clock()} AS clock
+            WHERE held.namespace = :namespace AND held.lock_key > :after
+            ORDER BY held.lock_key LIMIT :batch"""
+
+    def _sweep(self) -> str:
+        """Found by the index. MATERIALIZED: else PostgreSQL may look for more than one batch.
+
+        The condition is asked again of each row, since it may have come to life meanwhile.
+        """
+        lapsed = f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock)"
+        return f"""
+            WITH lapsed AS MATERIALIZED (
+                SELECT lock_key FROM {self._table} WHERE namespace = :namespace AND {lapsed}
+                ORDER BY expires_at LIMIT :batch {self._dialect.skip_locked})
+            DELETE FROM {self._table} WHERE namespace = :namespace AND {lapsed}
+                AND lock_key IN (SELECT lock_key FROM lapsed)
+            RETURNING lock_key"""
+
+
+def _text(sql: str) -> TextClause:
+    from sqlalchemy import text
+
+    return text(sql)

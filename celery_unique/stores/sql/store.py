@@ -1,0 +1,257 @@
+"""Locks in a table: one row a key, changed by single statements that commit by themselves.
+
+The rules of every act are in :mod:`celery_unique.stores.acts`. Here a row is
+read, the act is run on its record, and the record is written back only where
+the row is still the one that was read (compare-and-set on its revision). A new
+key and a plain duplicate, which is nearly every call, take one statement.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import acts
+from ..base import Acquired, Claim, Finish, Guarantee
+from ..one_way import OneWay
+from ..record import Record
+from ..recorded import RecordedStore
+from .database import Database, Session
+from .dialects import DIALECTS
+from .options import Options, read_options
+from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
+from .statements import Statements
+
+if TYPE_CHECKING:
+    from sqlalchemy import TextClause
+
+Reply = TypeVar("Reply")
+
+NO_LIMIT = 2**62
+
+
+class SqlStore(RecordedStore):
+    """One table on SQLite or PostgreSQL."""
+
+    guarantee: Guarantee = "strong"
+    mechanism = (
+        "one row a key: INSERT .. ON CONFLICT, and compare-and-set on a revision, in autocommit"
+    )
+
+    def __init__(self, options: Options) -> None:
+        self.clock_offset_ms = 0
+        self._options = options
+        dialect = DIALECTS[options.url.get_backend_name()]
+        self._statements = Statements(dialect, options.table)
+        self._database = Database(options, self._statements.ddl())
+        self._one_way = OneWay(options.timeout_s)
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, namespace: str = "", timeout_s: float = 2.0, **options: Any
+    ) -> SqlStore:
+        """The store behind the URL. Connects to nothing yet."""
+        return cls(read_options(url, namespace, timeout_s, options))
+
+    def fingerprint(self) -> str:
+        """Eight hex digits: equal where two processes use the same locks."""
+        return self._options.fingerprint()
+
+    def ddl(self) -> str:
+        """The SQL that creates the table and its index."""
+        return "".join(f"{statement};\n" for statement in self._statements.ddl())
+
+    def create_tables(self) -> None:
+        """Create the table and its index where they are missing."""
+        self._database.create_tables()
+
+    # -- acquire -------------------------------------------------------------
+
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        asked = (key, claim, _new_revision())
+        return self._database.run(lambda session: self._acquire(session, *asked))
+
+    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+        asked = [(key, claim, _new_revision()) for key, claim in claims]
+        replies: list[Acquired] = []
+
+        def acquire_the_rest(session: Session) -> list[Acquired]:
+            for one in asked[len(replies) :]:
+                session.next_act()
+                replies.append(self._acquire(session, *one))
+            return replies
+
+        return self._database.run(acquire_the_rest)
+
+    def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
+        values = {
+            "record": fresh_record(claim),
+            "grace_ms": claim.grace_ms,
+            "window_ms": claim.window_ms,
+            "kept_ms": claim.keep_ms or claim.window_ms,
+            "delay_ms": claim.delay_ms,
+            "sure_states": sure_states(claim),
+            "parent": parent_text(claim),
+            "revision": revision,
+        }
+        tries = 0
+        while True:
+            row = self._row(session, self._statements.acquire, key, values)
+            if row.revision == revision:  # ours: it was not there before
+                eta = row.now + claim.delay_ms if claim.delay_ms else 0
+                return Acquired("created", now=row.now, eta=eta)
+            counted = row.counted(claim)
+            record = row.load(row.conflicts - counted)
+            reply = acts.acquire(record, claim, row.now)
+            if counted and reply.outcome != "created":
+                return reply
+            if self._write(session, key, row, record):
+                return reply
+            # Somebody changed the row since. Asking again counts this duplicate, if it still is
+            # one, in the same statement.
+            tries += 1
+            self._database.pause(tries)
+
+    # -- any other act -------------------------------------------------------
+
+    def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
+        return self._database.run(lambda session: self._swap(session, key, act))
+
+    def _swap(self, session: Session, key: str, act: Callable[[Record, int], Reply]) -> Reply:
+        tries = 0
+        while True:
+            # First without a lock, for that nearly always does. Whoever was overtaken then keeps
+            # the others out, or a key with many duplicates could never be finished.
+            with self._alone(session, key) if tries else nullcontext():
+                row = self._row(session, self._statements.see, key)
+                record = row.load()
+                record.purge(row.now)
+                before = (record.dumps(), record.token, sole_task(record))
+                reply = act(record, row.now_us)
+                after = (record.dumps(), record.token, sole_task(record))
+                # Duplicates that are counted meanwhile stay right while their holder stays.
+                same_holder = after[2] is not None and after[2] == before[2]
+                if after == before or self._write(session, key, row, record, same_holder):
+                    return reply
+            tries += 1
+            self._database.pause(tries)
+
+    @contextmanager
+    def _alone(self, session: Session, key: str) -> Iterator[None]:
+        with session.transaction(self._statements.begin):
+            if self._statements.lock is not None:
+                session.execute(self._statements.lock, self._values(key)).close()
+            yield
+
+    def _write(
+        self, session: Session, key: str, row: Row, record: Record, same_holder: bool = False
+    ) -> bool:
+        """Store the record unless the row has changed since it was seen."""
+        values = self._values(key) | {
+            "revision": row.revision,
+            "new_revision": _new_revision(),
+            "folded": row.conflicts,
+            "most_conflicts": NO_LIMIT if same_holder else row.conflicts,
+        }
+        if record:
+            values |= columns_of(record)
+            written = self._statements.insert if row.record is None else self._statements.update
+        else:
+            written = self._statements.delete
+        return session.execute(written, values).rowcount == 1
+
+    def _row(
+        self,
+        session: Session,
+        statement: TextClause,
+        key: str,
+        values: dict[str, Any] | None = None,
+    ) -> Row:
+        columns: Any = session.execute(statement, self._values(key) | (values or {})).one()
+        return Row(*columns)
+
+    def _values(self, key: str = "") -> dict[str, Any]:
+        return {
+            "namespace": self._options.namespace,
+            "key": key,
+            "client_us": self._client_us(),
+            "offset_us": self.clock_offset_ms * 1000,
+        }
+
+    def _client_us(self) -> int:
+        return time.time_ns() // 1000
+
+    # -- one way -------------------------------------------------------------
+
+    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+        self._one_way.put(partial(super().confirm, key, task_id, lease_ms))
+
+    def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
+        self._one_way.put(partial(super().retry, key, task_id, delivery, lease_ms, copies))
+
+    def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
+        self._one_way.put(partial(super().settle, key, finish, mark_done))
+
+    def forget(self, key: str, task_id: str) -> None:
+        self._one_way.put(partial(super().forget, key, task_id))
+
+    def flush(self) -> None:
+        self._one_way.flush()
+
+    # -- reading and life ----------------------------------------------------
+
+    def read(self, key: str) -> tuple[Record, int]:
+        row = self._database.run(lambda session: self._row(session, self._statements.see, key))
+        return _alive(row), row.now
+
+    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
+        after = ""
+        while True:
+            page = self._page(after, batch)
+            for key, row in page:
+                if record := _alive(row):
+                    yield key, record
+            if len(page) < batch:
+                return
+            after = page[-1][0]
+
+    def _page(self, after: str, batch: int) -> list[tuple[str, Row]]:
+        values = self._values() | {"after": after, "batch": batch}
+        rows: Any = self._database.run(
+            lambda session: session.execute(self._statements.page, values).all()
+        )
+        return [(row[0], Row(*row[1:])) for row in rows]
+
+    def sweep(self, batch: int = 500) -> int:
+        values = self._values() | {"batch": batch}
+        # Counted by its rows: Python's sqlite3 has no rowcount for a statement that begins WITH.
+        swept = self._database.run(
+            lambda session: session.execute(self._statements.sweep, values).all()
+        )
+        return len(swept)
+
+    def ping(self) -> None:
+        self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
+
+    def close(self) -> None:
+        self._one_way.drain(self._options.timeout_s)
+        self._database.close()
+
+
+def _alive(row: Row) -> Record:
+    record = row.load()
+    record.purge(row.now)
+    return record
+
+
+def _new_revision() -> int:
+    """Random, so that a row deleted and made anew is never taken for the old one.
+
+    From the system: a program that seeds ``random`` alike in each of its
+    processes would have them all write the same revisions.
+    """
+    return int.from_bytes(os.urandom(8)) >> 2

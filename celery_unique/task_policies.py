@@ -1,0 +1,127 @@
+"""Which policy a task has: its own options, its annotations and the app's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .exceptions import InvalidPolicy
+from .messages import suggestion
+from .options import TASK_OPTIONS, PolicyLayers, check_names
+from .policy import UniquePolicy
+
+#: Where the options of the decorator are kept on a task's class: Celery writes
+#: annotations over the attributes of the same names.
+OWN_OPTIONS = "_celery_unique_options"
+_PREFIXES = ("unique", "idempotency_", "identity_strategy")
+
+
+@dataclass(slots=True)
+class _Known:
+    task: Any
+    defaults: Mapping[str, Any]
+    layers: PolicyLayers
+    signature: inspect.Signature | None
+
+
+class TaskPolicies:
+    """The policies of one app's tasks, each put together once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def of(
+        self, name: str, task: Any, call_options: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> tuple[UniquePolicy | None, inspect.Signature | None]:
+        """The policy of one call, None where it is not unique, and the task's signature."""
+        known = self._known.get(name)
+        if known is None or known.task is not task or known.defaults is not defaults:
+            known = self._learn(name, task, defaults)
+        policy = known.layers.for_call(call_options)
+        if policy is not None and call_options:
+            check_policy(name, policy, known.signature)
+        return policy, known.signature
+
+    def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
+        layers = PolicyLayers(layers_of(task) if task is not None else [], defaults=defaults)
+        signature = signature_of(task) if task is not None else None
+        if layers.policy is not None:
+            check_policy(name, layers.policy, signature)
+        self._known[name] = known = _Known(task, defaults, layers, signature)
+        return known
+
+
+def signature_of(task: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):  # a body written in C may not tell
+        return None
+
+
+def layers_of(task: Any) -> list[dict[str, Any]]:
+    """What the task says itself, then what annotations say of it."""
+    leaf = type(task)
+    own = leaf.__dict__.get(OWN_OPTIONS)
+    inherited = _static_options(leaf.__mro__[1:])
+    attributes = _static_options(leaf.__mro__[:1])
+    if own is None:  # bound before the app was installed: told apart no more
+        return [{**inherited, **attributes}]
+    annotations = {name: value for name, value in attributes.items() if name not in own}
+    return [{**inherited, **own}, annotations]
+
+
+def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
+    """Options among class attributes. Read from ``__dict__``: a function that is asked
+    for through the task would come back as a bound method."""
+    found: dict[str, Any] = {}
+    for cls in reversed(classes):
+        for name, value in vars(cls).items():
+            if name.startswith(_PREFIXES) and (name in TASK_OPTIONS or "_" in name):
+                found[name] = _plain(value)
+    # UniqueTask declares every option as None: "not said".
+    said = {name: value for name, value in found.items() if value is not None}
+    check_names(said, "task")
+    return said
+
+
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this library among those of ``@app.task``."""
+    ours = {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
+    check_names(ours, "task")
+    return ours
+
+
+def remember_options(cls: type) -> None:
+    """Keep what a task's class says before annotations are written over it."""
+    if OWN_OPTIONS not in cls.__dict__:
+        said = {name: _plain(value) for name, value in vars(cls).items() if value is not None}
+        setattr(cls, OWN_OPTIONS, own_options(said))
+
+
+def _plain(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def check_definition(task: Any) -> None:
+    """Fail where the task is defined, not at its first call."""
+    policy = PolicyLayers(layers_of(task)).policy
+    if policy is not None:
+        check_policy(task.name, policy, signature_of(task))
+
+
+def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature | None) -> None:
+    if signature is None:
+        return
+    parameters = signature.parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for argument in policy.argument_names:
+        if argument not in parameters:
+            raise InvalidPolicy(
+                f"{name} has no argument {argument!r}."
+                f"{suggestion(argument, sorted(parameters))} "
+                f"Name one of: {', '.join(parameters) or '(none)'}.",
+                field="args_keys" if policy.key is None else "key",
+            )

@@ -1,0 +1,1 @@
+"""The worker's side: the gate before a body, the body, its end, and renewing leases."""

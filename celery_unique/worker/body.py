@@ -1,0 +1,210 @@
+"""Around a task's body, in the process that runs it: give the key back when it ends.
+
+The lock is finished after the body and before Celery stores the result, so that
+a caller who has seen the result is never told duplicate by the finished task, and
+before callbacks and the next link of a chain are sent, which may have the same key.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery import signals, states
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_unique.continuations import BODY_OVER
+from celery_unique.header import HEADER, LockHeader
+from celery_unique.stores.record import State
+
+if TYPE_CHECKING:
+    from celery_unique.runtime import Runtime
+
+Body = Callable[..., Any]
+
+
+class HeldLock:
+    """``self.request.unique``: the lock of the running task."""
+
+    __slots__ = ("_header", "_runtime")
+
+    def __init__(self, runtime: Runtime, header: LockHeader) -> None:
+        self._runtime = runtime
+        self._header = header
+
+    @property
+    def key(self) -> str:
+        return self._header.key
+
+    @property
+    def token(self) -> int:
+        """Grows with every start on this key: refuse writes that carry a smaller one."""
+        return self._header.token
+
+    def still_mine(self) -> bool:
+        """Ask the store whether this delivery still holds the lock."""
+        record, _ = self._runtime.holding.store.read(self._header.key)
+        task = record.tasks.get(self._header.task_id)
+        return task is not None and task.delivery == self._header.delivery and not task.released
+
+
+def around_body(runtime: Runtime, task: Any, original: Body) -> Body:
+    """``original``, finishing the lock of its message when it ends."""
+
+    @functools.wraps(original)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        request = task.request_stack.top
+        if request is None or _is_inner_call(request):
+            return original(*args, **kwargs)
+        request.unique_in_body = True
+        header = LockHeader.from_message(getattr(request, HEADER, None))
+        try:
+            if header is None or header.task_id != request.id or not header.delivery:
+                return original(*args, **kwargs)
+            return _run(runtime, task, request, header, original, args, kwargs)
+        finally:
+            request.__dict__[BODY_OVER] = True
+
+    return body
+
+
+def _is_inner_call(request: Any) -> bool:
+    """A body that calls itself or another task directly takes no lock and frees none."""
+    return request.called_directly or request.is_eager or "unique_in_body" in request.__dict__
+
+
+def _run(
+    runtime: Runtime,
+    task: Any,
+    request: Any,
+    header: LockHeader,
+    original: Body,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    request.unique = HeldLock(runtime, header)
+    ending = _Ending(runtime, task, request, header)
+    try:
+        result = original(*args, **kwargs)
+    except (Retry, Reject, Ignore) as control:
+        ending.controlled(control)
+        raise
+    except Exception:
+        ending.finish(State.DISCARDED)
+        raise
+    except BaseException as exit_:
+        ending.interrupted(exit_)
+        raise
+    ending.finish(State.COMPLETED)
+    return result
+
+
+class _Ending:
+    """How one body ended, told to the store."""
+
+    def __init__(self, runtime: Runtime, task: Any, request: Any, header: LockHeader) -> None:
+        self._holding = runtime.holding
+        self._task = task
+        self._request = request
+        self._header = header
+
+    def controlled(self, control: Exception) -> None:
+        """Retry, Reject, Ignore: exceptions that are orders to Celery."""
+        # A message that was acknowledged before the body is gone: it cannot be requeued.
+        requeued = isinstance(control, Reject) and control.requeue and self._task.acks_late
+        if isinstance(control, Retry) or requeued:
+            self._keep()
+        elif isinstance(control, Reject):
+            self.finish(State.DISCARDED)
+        else:
+            self.finish(State.CANCELLED)
+
+    def finish(self, state: State) -> None:
+        # The id goes on in a message that was sent from the body: a retry without
+        # raising, or a replacement.
+        if self._goes_on_in_ms() is not None:
+            self._keep()
+            return
+        self._holding.ended_here(self._header.delivery)
+        # What stays recorded after the end is settled when the result is stored: that may
+        # fail, and turn a success into a failure.
+        finished = self._holding.finish(
+            self._header,
+            self._task.name,
+            state,
+            settle_later=bool(self._task.acks_late or self._header.keep),
+        )
+        if finished.settle and not self._task.acks_late:
+            self._request.unique_settle = (self._header, state)
+
+    def without_body(self, celery_state: str | None, outcome: Any) -> None:
+        """Celery ended the task before its body: ``before_start`` raised, or Celery did."""
+        if isinstance(outcome, (Retry, Reject, Ignore)):
+            self.controlled(outcome)
+        elif celery_state == states.SUCCESS:  # by a way that does not lead through our wrapper
+            self.finish(State.COMPLETED)
+        elif celery_state == states.FAILURE or isinstance(sys.exc_info()[1], Exception):
+            self.finish(State.DISCARDED)
+        else:
+            self.interrupted(sys.exc_info()[1])
+
+    def interrupted(self, exit_: BaseException | None) -> None:
+        """SystemExit and its like: in a pool child the worker's main process decides,
+        since the message may go back to the queue. Elsewhere nobody else would."""
+        if _runs_beside_the_gate(self._header) and not self._is_time_limit(exit_):
+            self.finish(State.DISCARDED)
+
+    def _is_time_limit(self, exit_: BaseException | None) -> bool:
+        """Greenlets end at their time limit by an exception of their pool's, which then
+        tells the worker: that decides, since the message may go back to the queue."""
+        limit = (self._request.timelimit or (None,))[0] or self._task.time_limit
+        return bool(limit) and type(exit_).__module__.startswith(("gevent.", "eventlet."))
+
+    def _goes_on_in_ms(self) -> int | None:
+        delay: int | None = self._request.__dict__.get("unique_goes_on_in_ms")
+        return delay
+
+    def _keep(self) -> None:
+        self._holding.ended_here(self._header.delivery)
+        # A message that is not acknowledged yet can come back after the retry has ended.
+        copies = bool(self._task.acks_late) or self._header.again
+        self._holding.retried(self._header, self._task.name, self._goes_on_in_ms() or 0, copies)
+
+
+def _runs_beside_the_gate(header: LockHeader) -> bool:
+    return header.delivery.split("/")[1] == str(os.getpid())
+
+
+def after_result(
+    runtime: Runtime, task: Any, request: Any, celery_state: str | None, outcome: Any
+) -> None:
+    """The result is stored: let go of what was kept until now."""
+    if request.unique is None:  # the body was not reached
+        header = LockHeader.from_message(getattr(request, HEADER, None))
+        if header is None or not header.delivery or header.task_id != request.id:
+            return
+        _Ending(runtime, task, request, header).without_body(celery_state, outcome)
+    waiting = request.__dict__.pop("unique_settle", None)
+    if waiting is not None:
+        header, state = waiting
+        failed = celery_state == states.FAILURE
+        runtime.holding.settle(header, task.name, State.DISCARDED if failed else state)
+
+
+def connect_body_end(runtime: Runtime) -> Any:
+    """The receiver for ``task_postrun``, in every process that runs bodies."""
+
+    def on_postrun(
+        sender: Any = None, state: str | None = None, retval: Any = None, **_: Any
+    ) -> None:
+        request = sender.request_stack.top if sender is not None else None
+        if request is None or getattr(request, HEADER, None) is None or request.is_eager:
+            return
+        if sender.app is runtime.app:
+            after_result(runtime, sender, request, state, retval)
+
+    signals.task_postrun.connect(on_postrun)
+    return on_postrun

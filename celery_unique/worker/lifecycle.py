@@ -1,0 +1,108 @@
+"""What a worker process does with Celery's signals, for one installed app."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from celery import signals
+from celery.utils.functional import maybe_list
+from celery.worker.control import Panel
+
+from celery_unique import reports
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.header import HEADER, LockHeader
+from celery_unique.revoking import cancel
+from celery_unique.runtime import Runtime
+from celery_unique.stores.record import State
+
+from .renewal import Renewer, held_requests
+from .request import give_gate, new_delivery
+
+
+class WorkerLife:
+    """Connects one worker to the app's locks. Kept alive by the app's fixup, since
+    Celery's signals hold their receivers weakly."""
+
+    def __init__(self, runtime: Runtime, worker: Any) -> None:
+        self._runtime = runtime
+        self._worker = worker
+        self._renewer: Renewer | None = None
+
+    def connect(self) -> None:
+        for name, task in self._runtime.app.tasks.items():
+            if not name.startswith("celery."):
+                give_gate(task)
+        for signal, receiver in (
+            (signals.worker_ready, self._on_ready),
+            (signals.worker_shutdown, self._on_shutdown),
+            (signals.task_received, self._on_received),
+            (signals.task_unknown, self._on_unusable),
+            (signals.task_rejected, self._on_unusable),
+        ):
+            # Named: up to 5.6, Celery takes the methods of two workers for one receiver.
+            signal.connect(receiver, dispatch_uid=object())
+        self._hear_revokes()
+
+    def _hear_revokes(self) -> None:
+        """A revoke that was sent by somebody without this library: free the keys of the
+        messages that this worker holds and has not started."""
+        original = Panel.data["revoke"]
+
+        def revoke(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+            reply = original(state, task_id, *args, **kwargs)
+            if state.app is self._runtime.app:
+                self._free_held(set(maybe_list(task_id) or ()))
+            return reply
+
+        Panel.data["revoke"] = revoke
+
+    def _free_held(self, task_ids: set[str]) -> None:
+        for request in held_requests(self._worker):
+            lock = getattr(request, "unique_lock", None)
+            if lock is not None and request.id in task_ids and not request.unique_started:
+                try:
+                    cancel(self._runtime, lock.key, lock.task_id)
+                except StoreUnavailable as error:
+                    reports.store_error(
+                        self._runtime.app, "cancel", error, request.name, request.id, lock.key
+                    )
+
+    def _on_ready(self, sender: Any = None, **_: Any) -> None:
+        if sender is not None and sender.app is self._runtime.app and self._renewer is None:
+            self._renewer = Renewer(self._runtime, self._worker)
+            self._renewer.start()
+            self._hear_decode_errors(sender)
+
+    def _hear_decode_errors(self, consumer: Any) -> None:
+        """A body that cannot be read: Celery drops the message and sends no signal."""
+        original = consumer.on_decode_error
+
+        def on_decode_error(message: Any, exc: Exception) -> None:
+            original(message, exc)
+            self._on_unusable(consumer, message)
+
+        consumer.on_decode_error = on_decode_error
+        consumer.task_consumer.on_decode_error = on_decode_error
+
+    def _on_shutdown(self, sender: Any = None, **_: Any) -> None:
+        if self._renewer is not None:
+            self._renewer.stop()
+            self._renewer = None
+        self._runtime.holding.pool_is_gone()
+
+    def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:
+        if getattr(request, "unique_lock", None) is not None:
+            request.received_by(sender)
+
+    def _on_unusable(self, sender: Any = None, message: Any = None, **_: Any) -> None:
+        """The message cannot become a task here, and was dropped: unregistered, invalid."""
+        headers = getattr(message, "headers", None) or {}
+        header = LockHeader.from_message(headers.get(HEADER))
+        if header is None or header.task_id != headers.get("id"):
+            return
+        header = replace(header, delivery=new_delivery(getattr(sender, "hostname", None)))
+        task_name, holding = str(headers.get("task")), self._runtime.holding
+        finished = holding.finish(header, task_name, State.DISCARDED, backstop=True)
+        if finished.settle:
+            holding.settle(header, task_name, State.DISCARDED)

@@ -1,0 +1,181 @@
+"""Renews the leases of everything whose message this worker holds, in one batch.
+
+In a thread of its own: the worker's timer stands still during a task of the solo
+pool and in a warm shutdown. Leases are only ever extended, and nothing is created.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from celery.bootsteps import RUN
+from celery.worker import state as worker_state
+
+from celery_unique import reports
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.runtime import Runtime
+from celery_unique.stores.base import Held
+from celery_unique.stores.record import STATE_OF
+
+logger = logging.getLogger("celery_unique")
+
+#: A lease is renewed three times in its life, so that two renewals can fail.
+RENEWALS_PER_LEASE = 3
+#: Stores that do not expire by themselves are swept by workers now and then.
+SWEEP_EVERY_S = 60.0
+
+
+class Renewer:
+    def __init__(self, runtime: Runtime, worker: Any) -> None:
+        self._runtime = runtime
+        self._worker = worker
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._since_sweep_s = 0.0
+
+    def start(self) -> None:
+        self._thread = threading.Thread(
+            target=self._work, name="celery_unique.renewal", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._pause_s()):
+            try:
+                self.renew_once()
+                self._renew_forgotten()
+                self._look_at_ends()
+                self._maybe_sweep()
+            except StoreUnavailable as error:
+                self._runtime.holding.renewal_failed()
+                reports.store_error(self._runtime.app, "renew", error, "", "", "")
+            except Exception:
+                # One bad round must not end the renewals: every lock here would lapse.
+                logger.exception("renewing leases failed; it is tried again")
+
+    def _pause_s(self) -> float:
+        return self._runtime.holding.leases.run_ms / 1000 / RENEWALS_PER_LEASE
+
+    def renew_once(self) -> int:
+        """One batch. How many leases were asked for."""
+        requests = held_requests(self._worker)
+        for request in requests:
+            if getattr(request, "unique_blind", False):
+                self._catch_up(request)
+            if hasattr(request, "is_forgotten") and request.is_forgotten():
+                self._settle_forgotten(request)
+        pairs = [(r, held) for r in requests if (held := self._held(r)) is not None]
+        if not pairs:
+            return 0
+        asked_at = time.monotonic()
+        replies = self._runtime.holding.store.renew([held for _, held in pairs])
+        for (request, held), still_ours in zip(pairs, replies, strict=True):
+            if held.delivery and still_ours:
+                request.unique_alive_at = asked_at
+            elif held.delivery:
+                self._is_over(request, asked_at)
+        return len(pairs)
+
+    def _held(self, request: Any) -> Held | None:
+        lock = getattr(request, "unique_lock", None)
+        holding = self._runtime.holding
+        if lock is None or holding.has_ended_here(lock.delivery):
+            return None
+        leases = holding.leases
+        if not request.unique_started:
+            return Held(lock.key, lock.task_id, "", leases.queue_ms)
+        # Once a message is acknowledged, only its worker keeps the key: the short lease.
+        lease_ms = leases.queue_ms if request.task.acks_late else leases.run_ms
+        return Held(lock.key, lock.task_id, lock.delivery, lease_ms, leases.run_ms)
+
+    def _renew_forgotten(self) -> None:
+        """A stopping worker forgets what its pool has not taken, and still has the messages
+        until it ends. Only then: after a lost connection they are another's to run."""
+        on_the_way = self._runtime.holding.on_the_way()
+        if on_the_way and self._worker.blueprint.state != RUN:
+            self._runtime.holding.store.renew(on_the_way)
+
+    def _look_at_ends(self) -> None:
+        locks = [getattr(request, "unique_lock", None) for request in held_requests(self._worker)]
+        holding = self._runtime.holding
+        holding.ends.look(holding, {lock.delivery for lock in locks if lock is not None})
+
+    def _catch_up(self, request: Any) -> None:
+        """It started while the store was away: from here on it is as any other."""
+        holding, lock = self._runtime.holding, request.unique_lock
+        asked_at = time.monotonic()
+        has_its_lock = holding.catch_up(lock, request.name, bool(request.task.acks_late))
+        request.unique_blind = False
+        if has_its_lock:
+            request.unique_alive_at = asked_at
+        else:
+            holding.ended_here(lock.delivery)
+
+    def _settle_forgotten(self, request: Any) -> None:
+        """Nobody will settle it after its end. Seen ending in two rounds, its result is stored;
+        its message cannot be acknowledged, and its second delivery is to be dropped."""
+        holding, lock = self._runtime.holding, request.unique_lock
+        record, _ = holding.store.read(lock.key)
+        task = record.tasks.get(lock.task_id)
+        if task is None or task.delivery != lock.delivery or not task.ending:
+            return
+        if request.unique_seen_ending:
+            state = STATE_OF[task.state]
+            holding.settle(dataclasses.replace(lock, again=True), request.name, state)
+        request.unique_seen_ending = True
+
+    def _is_over(self, request: Any, now: float) -> None:
+        holding, lock = self._runtime.holding, request.unique_lock
+        holding.ended_here(lock.delivery)
+        # A lease that was alive a moment ago has not lapsed: the body has ended and given
+        # it back, and Celery is still busy with the result.
+        if now - request.unique_alive_at > holding.leases.run_ms / 1000:
+            holding.lost(lock, request.name, "its lock lapsed while it was running")
+
+    def _maybe_sweep(self) -> None:
+        self._since_sweep_s += self._pause_s()
+        if self._since_sweep_s >= SWEEP_EVERY_S:
+            self._since_sweep_s = 0.0
+            self._runtime.holding.store.sweep()
+
+
+def held_requests(worker: Any) -> list[Any]:
+    """Every request whose message this worker holds, once: running, reserved, scheduled
+    for an ETA, held back at the gate, or waiting for a rate limit."""
+    return list({id(request): request for request in _all_places(worker)}.values())
+
+
+def _all_places(worker: Any) -> Iterator[Any]:
+    yield from _copy(worker_state.requests.values())
+    yield from _copy(worker_state.reserved_requests)
+    # Up to Celery 5.6 a lost connection takes running tasks out of the two above.
+    yield from _copy(worker_state.active_requests)
+    yield from _copy(getattr(worker_state, "scheduled_requests", ()))
+    consumer = getattr(worker, "consumer", None)
+    timer = getattr(consumer, "timer", None)
+    for entry in _copy(getattr(getattr(timer, "schedule", None), "queue", ())):
+        yield from _requests_in(getattr(entry.entry, "args", ()))
+    for bucket in _copy(getattr(consumer, "task_buckets", {}).values()):
+        for item in _copy(getattr(bucket, "contents", ())):
+            yield from _requests_in(item)
+
+
+def _copy(collection: Iterable[Any]) -> list[Any]:
+    """A copy of what the worker's main thread may be changing right now."""
+    while True:
+        try:
+            return list(collection)
+        except RuntimeError:  # changed size during iteration: once more
+            continue
+
+
+def _requests_in(values: Any) -> Iterator[Any]:
+    return (value for value in values or () if hasattr(value, "unique_lock"))

@@ -1,0 +1,188 @@
+"""Redis delivers a message again while its task waits or runs: the body still runs once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.apps.faults import redis_broker_options
+from tests.acceptance.faults.stage import FaultStage
+from tests.kit import RabbitMQServer, TcpProxy, Worker, eventually
+
+pytestmark = pytest.mark.versions
+
+RUN_LEASE_S = 2.0
+#: How long a waiting delivery sleeps before it asks again.
+ASK_AGAIN_S = 1.0
+SLACK_S = 1.0
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def stage(request: pytest.FixtureRequest, make_stage: Callable[..., FaultStage]) -> FaultStage:
+    """Redis takes a message for lost after a second."""
+    return make_stage(
+        pool=request.param,
+        unique_run_lease=RUN_LEASE_S,
+        broker_transport_options=redis_broker_options(1),
+    )
+
+
+@pytest.fixture
+def workers(stage: FaultStage) -> list[Worker]:
+    """Two workers with room for one task each."""
+    missing = 2 - sum(worker.is_running() for worker in stage.workers)
+    stage.wait_until_ready(*[stage.start_worker(wait=False) for _ in range(missing)])
+    return stage.workers[-2:]
+
+
+def waits_in(worker: Worker, task_id: str) -> bool:
+    return f"[{task_id}] waits: another delivery of it is running" in worker.log()
+
+
+def drops(stage: FaultStage, task_id: str) -> int:
+    """How many deliveries were dropped since the task had ended."""
+    return len(re.findall(rf"\[{task_id}\] is dropped: it has already ended", stage.log()))
+
+
+def queued(stage: FaultStage) -> int:
+    """Messages that no worker has, or has not acknowledged."""
+    redis = stage.props.redis
+    return int(redis.llen("celery")) + int(redis.hlen("unacked"))
+
+
+def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(
+    stage: FaultStage, workers: list[Worker], tag: str
+) -> None:
+    result = stage.call("hold_late", tag)
+    runs_in = stage.wait_for_begin(tag)["worker"]
+    [other] = [worker for worker in workers if worker.hostname != runs_in]
+
+    eventually(lambda: any(waits_in(worker, result.id) for worker in workers))
+    # The waiting twin has no slot of the pool: another task runs in the other worker's only one.
+    for _ in range(2):  # Redis hands them out in turn
+        stage.app.tasks["quick_plain"].delay(f"plain-{tag}")
+    assert stage.wait_for_begin(f"plain-{tag}")["worker"] == other.hostname
+    # Longer than its lease: it asks again and again, and is told to wait.
+    time.sleep(RUN_LEASE_S + ASK_AGAIN_S)
+    stage.props.let_go(tag)
+
+    stage.end_of(result, "SUCCESS")
+    eventually(lambda: drops(stage, result.id) > 0)
+    eventually(lambda: queued(stage) == 0)
+    assert [(run["id"], run["retries"]) for run in stage.begins(tag)] == [(result.id, 0)]
+    assert stage.signals(result.id, "unique_lost") == []
+    stage.assert_only_a_mark_left(result)
+
+
+def test_early_acknowledged_task_that_waits_behind_another_runs_once(
+    stage: FaultStage, workers: list[Worker], tag: str
+) -> None:
+    """Its message is not acknowledged while it is reserved, so Redis delivers it again."""
+    blockers = [stage.call("hold", f"{tag}-{n}") for n in range(2)]
+    for n in range(2):
+        stage.wait_for_begin(f"{tag}-{n}")
+
+    result = stage.call("hold", tag)
+    eventually(lambda: received(stage, result.id) >= 3, message="not redelivered")
+    stage.props.let_go(f"{tag}-0")
+    stage.wait_for_begin(tag)
+    # The copies in both workers come to the gate now, and wait for the one that runs.
+    stage.props.let_go(f"{tag}-1")
+    stage.props.let_go(tag)
+
+    for each in (*blockers, result):
+        stage.end_of(each, "SUCCESS")
+    eventually(lambda: queued(stage) == 0, message="messages are left")
+    assert len(stage.begins(tag)) == 1
+    assert stage.signals(result.id, "unique_lost") == []
+
+
+def test_eta_beyond_the_visibility_timeout_runs_once(
+    stage: FaultStage, workers: list[Worker], tag: str
+) -> None:
+    tasks = ("quick", "quick_late")
+    results = [stage.call(task, f"{task}-{tag}", countdown=4) for task in tasks]
+
+    for result in results:
+        eventually(lambda result=result: received(stage, result.id) >= 3, message="not redelivered")
+        stage.end_of(result, "SUCCESS")
+    eventually(lambda: queued(stage) == 0, message="messages are left")
+
+    for task, result in zip(tasks, results, strict=True):
+        print(f"{task}: delivered {received(stage, result.id)} times")
+        assert len(stage.begins(f"{task}-{tag}")) == 1
+        assert stage.lock(task, f"{task}-{tag}") is None
+
+
+def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(
+    stage: FaultStage, workers: list[Worker], tag: str
+) -> None:
+    result = stage.call("hold_first", tag)
+    runs_in = stage.wait_for_begin(tag)["worker"]
+    [first] = [worker for worker in workers if worker.hostname == runs_in]
+    [other] = [worker for worker in workers if worker is not first]
+    eventually(lambda: waits_in(other, result.id), timeout=60)
+
+    first.kill()
+    killed_at = time.time()
+
+    again = stage.wait_for_begin(tag, 2)
+    print(f"the waiting delivery ran {again['at'] - killed_at:.2f} s after SIGKILL")
+    assert again["at"] - killed_at < RUN_LEASE_S + ASK_AGAIN_S + SLACK_S
+    assert (again["id"], again["worker"], again["retries"]) == (result.id, other.hostname, 0)
+    stage.end_of(result, "SUCCESS")
+
+
+def test_task_whose_connection_to_rabbitmq_broke_runs_once(
+    make_stage: Callable[..., FaultStage],
+    rabbitmq_server: RabbitMQServer,
+    start_proxy: Callable[[int], TcpProxy],
+    tag: str,
+) -> None:
+    """RabbitMQ delivers its message again at once, and it cannot be acknowledged any more."""
+    url = rabbitmq_server.fresh_url()
+    proxy = start_proxy(rabbitmq_server.port)
+    stage = make_stage(broker=url, unique_run_lease=RUN_LEASE_S)
+    worker = stage.start_worker(settings={"broker": proxy.url_of(url)})
+    result = stage.call("hold_late", tag)
+    stage.wait_for_begin(tag)
+
+    proxy.cut()
+    worker.wait_for_log("Connection to broker lost")
+    proxy.restore()
+    eventually(lambda: waits_in(worker, result.id), timeout=20)
+    stage.props.let_go(tag)
+
+    stage.end_of(result, "SUCCESS")
+    eventually(lambda: drops(stage, result.id) == 1)
+    assert len(stage.begins(tag)) == 1
+    assert stage.signals(result.id, "unique_lost") == []
+    worker.stop()
+
+
+def received(stage: FaultStage, task_id: str) -> int:
+    return len(re.findall(rf"Task \w+\[{task_id}\] received", stage.log()))
+
+
+def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
+    stage: FaultStage, tag: str
+) -> None:
+    """The worker has room for one message: the copy stays in the broker until the end."""
+    worker = stage.start_worker(queues=["narrow"], args=["--prefetch-multiplier", "1"])
+    blocker = stage.call("hold", f"{tag}-0", queue="narrow")
+    stage.wait_for_begin(f"{tag}-0")
+
+    result = stage.call("quick", tag, queue="narrow")
+    eventually(lambda: received(stage, result.id) == 1)
+    eventually(lambda: stage.props.redis.llen("narrow") == 1, message="not redelivered")
+    stage.props.let_go(f"{tag}-0")
+
+    for each in (blocker, result):
+        stage.end_of(each, "SUCCESS")
+    eventually(lambda: received(stage, result.id) == 2)
+    eventually(lambda: drops(stage, result.id) == 1)
+    assert len(stage.begins(tag)) == 1
+    worker.stop()

@@ -1,0 +1,1 @@
+"""Producers and workers under random faults, and a checker that judges from their logs alone."""

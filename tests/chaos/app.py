@@ -1,0 +1,221 @@
+"""The app of a chaos run: its tasks write down what happens to them, whatever that is.
+
+Configured by the environment variable CHAOS, a JSON document that the stage makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from celery import Celery, Task, signals
+from celery.exceptions import Retry
+from celery.worker.request import Request
+
+import celery_unique
+from celery_unique import leases
+from celery_unique.header import HEADER, LockHeader
+from celery_unique.stores.redis import RedisStore
+from tests.chaos.journal import Journal
+
+CHAOS: dict[str, Any] = json.loads(os.environ["CHAOS"])
+RUN_LEASE_S: float = CHAOS["run_lease"]
+
+journal = Journal(CHAOS["journal"], CHAOS["role"])
+# Not seeded: forked children would all throw the same.
+dice = random.SystemRandom()
+
+
+class ChaosFailed(Exception):
+    """What some bodies end with."""
+
+
+class NotedRequest(Request):
+    """Tells when a message is acknowledged: what was acknowledged early can be lost."""
+
+    def acknowledge(self) -> None:
+        if not self.acknowledged:
+            journal.note("ack", id=self.id, worker=CHAOS["role"], pid=self.worker_pid)
+        super().acknowledge()
+
+
+class ChaosTask(Task):
+    abstract = True
+    Request = NotedRequest
+
+
+def make_app() -> Celery:
+    # The margin is for kombu's default of looking for lost messages every 100 s; here it looks
+    # twice a second, and a queue lease of minutes would make every run that long.
+    leases.RESTORE_MARGIN_S = 3
+    app = Celery("chaos", broker=CHAOS["broker"], backend=CHAOS["backend"], set_as_current=False)
+    app.conf.update(
+        unique_store_url=CHAOS["store"],
+        unique_run_lease=RUN_LEASE_S,
+        unique_queue_lease=CHAOS["queue_lease"],
+        unique_publish_grace=CHAOS["grace"],
+        unique_store_timeout=1,
+        unique_gate_timeout=0.5,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_timeout=1,
+        broker_transport_options=_transport_options(CHAOS["broker"]),
+        task_publish_retry_policy={"max_retries": 2, "interval_start": 0, "interval_max": 0.2},
+        task_default_queue="chaos",
+        result_expires=120,
+        worker_prefetch_multiplier=2,
+        worker_hijack_root_logger=True,
+    )
+    celery_unique.install(app)
+    return app
+
+
+def _transport_options(broker: str) -> dict[str, Any]:
+    if broker.startswith("redis"):
+        return {
+            "visibility_timeout": CHAOS["visibility"],
+            "unacked_restore_interval": 0.5,
+            "unacked_restore_throttle": 1,
+            # Else a worker killed while it restores keeps the others from it for 5 minutes.
+            "unacked_mutex_expire": 2,
+        }
+    # Without confirms a publish returns before the broker has the message, and a cut connection
+    # loses it: no library on top of that could know.
+    return {"confirm_publish": True}
+
+
+def _break_store(how: str) -> None:
+    """A store that does not keep its contract, to see that the checker notices."""
+    acquire = RedisStore.acquire
+    if how == "acquire":  # everybody is admitted
+        RedisStore.acquire = lambda self, key, claim: acquire(  # type: ignore[method-assign]
+            self, key, replace(claim, states="")
+        )
+    elif how == "renew":  # nothing is ever renewed
+        RedisStore.renew = lambda self, held: [True] * len(held)  # type: ignore[method-assign]
+    elif how:
+        raise ValueError(how)
+
+
+def _end_with_the_run() -> None:
+    """A run that is killed cannot end what it started: each process group ends itself."""
+    while os.getppid() == CHAOS["runner"]:
+        time.sleep(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+# Of the group's leader alone: a process of a pool has another parent, and ends with its worker.
+if os.getpid() == os.getpgrp():
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+_break_store(CHAOS.get("broken", ""))
+app = make_app()
+
+
+def _facts(task: Task, number: int) -> dict[str, Any]:
+    header = LockHeader.from_message(getattr(task.request, HEADER, None))
+    unique = task.request.unique
+    return {
+        "id": task.request.id,
+        "task": task.name,
+        "arg": number,
+        "worker": CHAOS["role"],
+        "pid": os.getpid(),
+        "delivery": header.delivery if header else "",
+        "token": unique.token if unique else None,
+        "retries": task.request.retries,
+    }
+
+
+def _still_mine(task: Task) -> bool | None:
+    try:
+        return task.request.unique.still_mine() if task.request.unique else None
+    except celery_unique.StoreUnavailable:
+        return None
+
+
+def _body(task: Task, number: int, *, retrying: bool) -> int:
+    facts = _facts(task, number)
+    journal.note("start", **facts)
+    # A few outlive their lease and, on Redis, the visibility timeout.
+    long = dice.random() < CHAOS["long_bodies"]
+    time.sleep(dice.uniform(1.1, 1.6) * RUN_LEASE_S if long else dice.uniform(0.02, 0.3))
+    still_mine = _still_mine(task)
+    if retrying and dice.random() < 0.4 and task.request.retries < 3:
+        _retry(task, facts, still_mine)
+    failed = dice.random() < 0.1
+    outcome = "failure" if failed else "success"
+    journal.note("end", outcome=outcome, still_mine=still_mine, **facts)
+    if failed:
+        raise ChaosFailed(number)
+    return number
+
+
+def _retry(task: Task, facts: dict[str, Any], still_mine: bool | None) -> None:
+    try:
+        task.retry(countdown=dice.uniform(0.05, 0.5), max_retries=5)
+    except Retry:
+        journal.note("end", outcome="retry", still_mine=still_mine, **facts)
+        raise
+    except Exception:
+        journal.note("end", outcome="failure", still_mine=still_mine, **facts)
+        raise
+
+
+@app.task(bind=True, base=ChaosTask, unique=True)
+def early(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, base=ChaosTask, unique=True)
+def early_retrying(self: Task, number: int) -> int:
+    return _body(self, number, retrying=True)
+
+
+@app.task(bind=True, base=ChaosTask, unique=True, acks_late=True, reject_on_worker_lost=True)
+def late(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, base=ChaosTask, unique=True, acks_late=True, reject_on_worker_lost=True)
+def late_retrying(self: Task, number: int) -> int:
+    return _body(self, number, retrying=True)
+
+
+TASKS = (early, early_retrying, late, late_retrying)
+
+
+# -- what signals tell ---------------------------------------------------------------
+
+
+@signals.after_task_publish.connect
+def _published(sender: Any = None, headers: Any = None, **_: Any) -> None:
+    journal.note("published", id=headers["id"], role=CHAOS["role"], pid=os.getpid())
+
+
+@signals.task_received.connect
+def _received(sender: Any = None, request: Any = None, **_: Any) -> None:
+    lock = getattr(request, "unique_lock", None)
+    journal.note(
+        "received",
+        id=request.id,
+        worker=CHAOS["role"],
+        pid=os.getpid(),
+        delivery=lock.delivery if lock else "",
+        redelivered=bool(request.delivery_info.get("redelivered")),
+    )
+
+
+@celery_unique.unique_lost.connect
+def _lost(sender: Any = None, task_id: str = "", reason: str = "", **_: Any) -> None:
+    journal.note("lost", id=task_id, worker=CHAOS["role"], pid=os.getpid(), reason=reason)
+
+
+@celery_unique.unique_store_error.connect
+def _store_error(sender: Any = None, task_id: str = "", act: str = "", **_: Any) -> None:
+    journal.note("store_error", id=task_id, worker=CHAOS["role"], pid=os.getpid(), act=act)

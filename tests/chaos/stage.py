@@ -1,0 +1,280 @@
+"""Everything a chaos run needs: servers, proxies, workers and producers, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import amqp
+
+from celery_unique.stores import open_store
+from tests.chaos.journal import Journal, read
+from tests.kit import (
+    LocalProcess,
+    ProcessFailed,
+    RabbitMQServer,
+    RedisServer,
+    TcpProxy,
+    Worker,
+    eventually,
+)
+from tests.kit.worker import REPOSITORY, Pool
+
+QUEUE = "chaos"
+#: A pause of the machine that long is written down as a fault: nobody renews during it.
+STALL_S = 0.75
+#: For the bodies that run to end; the longest take twice a run lease.
+SHUTDOWN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is started, and how short its leases are."""
+
+    broker: str  # redis or rabbitmq
+    seed: int
+    run_lease: float = 3.0
+    queue_lease: float = 20.0
+    grace: float = 5.0
+    visibility: float = 4.0
+    keys: int = 5
+    calls_per_s: float = 15.0
+    long_bodies: float = 0.04  # the share that outlives its lease
+    producers: int = 3
+    broken: str = ""
+
+    @property
+    def longest_lease(self) -> float:
+        """With the longest countdown of a call, and of a retry, in front."""
+        return max(self.queue_lease, self.grace) + 1.0
+
+
+WORKERS: dict[str, tuple[Pool, int]] = {
+    "w1": ("prefork", 2),
+    "w2": ("prefork", 2),
+    "w3": ("threads", 3),
+}
+
+
+class Stage:
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.journal = Journal(directory, "runner")
+        self.store = RedisServer(append_only=True)
+        self.backend = RedisServer()
+        self.rabbitmq = RabbitMQServer() if plan.broker == "rabbitmq" else None
+        self.workers: dict[str, Worker] = {}
+        self.producers: dict[str, LocalProcess] = {}
+        #: (who, "store" or "broker") -> what stands between them.
+        self.proxies: dict[tuple[str, str], TcpProxy] = {}
+        self._producers_started = 0
+        self._workers_started = 0
+        self._open = contextlib.ExitStack()
+        self._watch_ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def _start(self) -> None:
+        servers = [self.store, self.backend, *([self.rabbitmq] if self.rabbitmq else [])]
+        for server in servers:
+            self._open.enter_context(server)
+        for who in (*WORKERS, "producers"):
+            for link, port in (("store", self.store.port), ("broker", self._broker_port)):
+                self.proxies[who, link] = self._open.enter_context(TcpProxy(port))
+        self._open.callback(self._kill_all)
+        self.journal.note(
+            "settings",
+            **asdict(self.plan),
+            longest_lease=self.plan.longest_lease,
+            clock_offset=time.time() - time.monotonic(),
+        )
+        for name in WORKERS:
+            self.start_worker(name)
+        for worker in self.workers.values():
+            worker.wait_for_log(r" ready\.", 60)
+        for _ in range(self.plan.producers):
+            self.start_producer()
+        threading.Thread(target=self._watch_machine, daemon=True).start()
+        self._open.callback(self._watch_ended.set)
+
+    def _kill_all(self) -> None:
+        for process in (*self.workers.values(), *self.producers.values()):
+            process.kill()
+
+    def _watch_machine(self) -> None:
+        before = time.monotonic()
+        while not self._watch_ended.wait(0.05):
+            now = time.monotonic()
+            if now - before > STALL_S:
+                self.journal.note("fault", t=before, until=now, fault="machine stalled")
+            before = now
+
+    # -- addresses -------------------------------------------------------------
+
+    @property
+    def _broker_port(self) -> int:
+        return self.rabbitmq.port if self.rabbitmq else self.backend.port
+
+    @property
+    def _broker_url(self) -> str:
+        return self.rabbitmq.url if self.rabbitmq else self.backend.url_of(1)
+
+    def _environment(self, role: str, who: str, **more: Any) -> dict[str, str]:
+        chaos = {
+            **asdict(self.plan),
+            "role": role,
+            "runner": os.getpid(),
+            "journal": str(self.directory),
+            "broker": self.proxies[who, "broker"].url_of(self._broker_url),
+            "store": self.proxies[who, "store"].url_of(self.store.url),
+            "backend": self.backend.url_of(2),
+            **more,
+        }
+        return {"CHAOS": json.dumps(chaos)}
+
+    # -- processes -------------------------------------------------------------
+
+    def start_worker(self, name: str) -> Worker:
+        """Without waiting: it takes seconds, in which the others go on."""
+        pool, concurrency = WORKERS[name]
+        self._workers_started += 1
+        worker = Worker(
+            "tests.chaos.app",
+            log_path=self.directory / f"{name}-{self._workers_started}.log",
+            pool=pool,
+            concurrency=concurrency,
+            queues=[QUEUE],
+            env=self._environment(name, name),
+            name=name,
+        )
+        worker.launch()
+        self.workers[name] = worker
+        return worker
+
+    def start_producer(self) -> None:
+        self._producers_started += 1
+        name = f"p{self._producers_started}"
+        seed = self.plan.seed * 1000 + self._producers_started
+        producer = LocalProcess(
+            [sys.executable, "-m", "tests.chaos.producers"],
+            log_path=self.directory / f"{name}.log",
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                **self._environment(name, "producers", seed=seed),
+            },
+        )
+        producer.start()
+        self.producers[name] = producer
+
+    def stop_producers(self) -> None:
+        for producer in self.producers.values():
+            producer.stop(timeout=20)
+
+    def stop_workers(self) -> None:
+        for name in self.workers:
+            self.stop_worker(name)
+
+    def stop_worker(self, name: str) -> None:
+        """Warm shutdown. One that does not end is killed, which the journal tells."""
+        worker = self.workers[name]
+        pids = [worker.pid, *worker.children()]
+        began = time.monotonic()
+        try:
+            worker.stop(timeout=SHUTDOWN_S)
+        except ProcessFailed:
+            until = time.monotonic()
+            self.journal.note("stuck", worker=name)
+            self.journal.note(
+                "fault", t=began, until=until, fault="worker killed", target=name, pids=pids
+            )
+
+    # -- the end of a run --------------------------------------------------------
+
+    def messages_waiting(self) -> int:
+        """How many messages the broker has, delivered and unacknowledged ones included."""
+        if self.rabbitmq is not None:
+            return self._rabbitmq_messages(self.rabbitmq)
+        with self.backend.client(1) as client:
+            # Each priority has a list of its own, named after the queue.
+            names = client.keys(f"{QUEUE}*")
+            queued = sum(client.llen(name) for name in names if client.type(name) == b"list")
+            return int(queued + client.hlen("unacked"))
+
+    def _rabbitmq_messages(self, server: RabbitMQServer) -> int:
+        connection = amqp.Connection(host=f"127.0.0.1:{server.port}", connect_timeout=5)
+        connection.connect()
+        try:
+            ready = connection.channel().queue_declare(QUEUE, passive=True).message_count
+        finally:
+            connection.close()
+        if ready:
+            return int(ready)
+        # Asked last, since it takes a second.
+        listed = server.control("--quiet", "list_queues", "--no-table-headers", "name", "messages")
+        found = [line.split() for line in listed.splitlines()]
+        return sum(int(count) for name, count in found if name == QUEUE)
+
+    def drain(self, within_s: float) -> bool:
+        """Wait until every message was handled and no body runs: whether that came to pass."""
+        try:
+            eventually(self._is_quiet, timeout=within_s, interval=0.3)
+        except AssertionError:
+            return False
+        return True
+
+    def _is_quiet(self) -> bool:
+        return not self._bodies_running() and self.messages_waiting() == 0
+
+    def _bodies_running(self) -> int:
+        running: set[tuple[str, str]] = set()
+        dead: set[int] = set()
+        for event in read(self.directory):
+            if event["what"] == "start":
+                running.add((event["delivery"], event["pid"]))
+            elif event["what"] == "end":
+                running.discard((event["delivery"], event["pid"]))
+            elif event["what"] == "fault" and "killed" in event["fault"]:
+                dead |= set(event["pids"])
+        return sum(pid not in dead for _, pid in running)
+
+    def locks(self) -> tuple[list[dict[str, Any]], int]:
+        """What the store still holds: its locks, and the number of marks."""
+        store = open_store(self.store.url, timeout_s=5)
+        locks, marks = [], 0
+        try:
+            for key, record in store.walk():
+                marks += len(record.marks)
+                locks += [
+                    {"key": key, "id": task_id, "state": task.state, "task": task.task_name}
+                    | {"created": task.created_at, "lease": task.lease, "flags": task.flags}
+                    | {"delivery": task.delivery}
+                    for task_id, task in record.tasks.items()
+                ]
+        finally:
+            store.close()
+        return locks, marks

@@ -1,0 +1,189 @@
+"""The journal of a run, put together: calls, runs of bodies, and faults."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tests.chaos.journal import Event
+
+COMPLETE = ("success", "failure")
+DUPLICATE = "deduplicated"
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    t: float
+    until: float
+    target: str = ""
+    link: str = ""
+    mode: str = ""
+    pids: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        whose = "producers'" if self.target == "producers" else "worker's"
+        return f"{self.kind}, {whose} {self.link}" if self.link else self.kind
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.t
+
+    def touches(self, since: float, until: float) -> bool:
+        return self.t <= until and since <= self.until
+
+
+@dataclass
+class Run:
+    """One run of a body."""
+
+    id: str
+    key: str
+    worker: str
+    pid: int
+    delivery: str
+    token: int | None
+    start: float
+    end: float | None = None
+    outcome: str = ""  # success, failure, retry; empty: it never came to its end
+    still_mine: bool | None = None
+    killed: Fault | None = None
+
+    @property
+    def over(self) -> float:
+        if self.end is not None:
+            return self.end
+        return self.killed.until if self.killed else float("inf")
+
+    @property
+    def complete(self) -> bool:
+        return self.outcome in COMPLETE
+
+    @property
+    def late(self) -> bool:
+        return self.key.startswith("tests.chaos.app.late")
+
+
+@dataclass
+class Call:
+    call: str
+    key: str
+    pid: int
+    began: float
+    returned: float | None = None  # None: it raised, or its process died in it
+    id: str = ""
+    outcome: str = ""  # as the library told it; "refused" when it raised
+
+
+class Story:
+    """The journal, put together: calls, runs and faults."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = list(events)
+        self.by_what: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            self.by_what[event["what"]].append(event)
+        self.settings: Event = self.by_what["settings"][0]
+        self.run_lease: float = self.settings["run_lease"]
+        self.faults = [_fault(event) for event in self.by_what["fault"]]
+        self.calls = self._calls()
+        self.runs = self._runs()
+        self.runs_of: dict[str, list[Run]] = defaultdict(list)
+        for run in self.runs:
+            self.runs_of[run.id].append(run)
+        self.key_of = {run.id: run.key for run in self.runs}
+        self.key_of |= {call.id: call.key for call in self.calls if call.id}
+
+    def _calls(self) -> list[Call]:
+        calls: dict[str, Call] = {}
+        for event in self.by_what["call"]:
+            calls[event["call"]] = Call(
+                event["call"], key_of_event(event), event["pid"], event["t"]
+            )
+        for event in self.by_what["called"]:
+            call = calls[event["call"]]
+            call.returned, call.id, call.outcome = event["t"], event["id"], event["outcome"]
+        for event in self.by_what["refused"]:
+            calls[event["call"]].outcome = "refused"
+        return list(calls.values())
+
+    def _runs(self) -> list[Run]:
+        runs: list[Run] = []
+        open_runs: dict[tuple[str, str], Run] = {}
+        for event in self.events:
+            place = (event.get("id", ""), event.get("delivery", ""))
+            if event["what"] == "start":
+                run = Run(
+                    id=event["id"],
+                    key=key_of_event(event),
+                    worker=event["worker"],
+                    pid=event["pid"],
+                    delivery=event["delivery"],
+                    token=event["token"],
+                    start=event["t"],
+                )
+                runs.append(run)
+                open_runs[place] = run
+            elif event["what"] == "end" and place in open_runs:
+                run = open_runs.pop(place)
+                run.end, run.outcome = event["t"], event["outcome"]
+                run.still_mine = event["still_mine"]
+        for run in open_runs.values():
+            run.killed = next(self.kills(run.pid, run.start), None)
+        return runs
+
+    def kills(self, pid: int, since: float) -> Iterator[Fault]:
+        """Deaths of a process, begun after ``since`` (or going on then)."""
+        return (f for f in self.faults if pid in f.pids and f.until >= since)
+
+    def of_id(self, what: str, task_id: str) -> list[Event]:
+        return self._of_id[what].get(task_id, [])
+
+    @cached_property
+    def _of_id(self) -> dict[str, dict[str, list[Event]]]:
+        found: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+        for event in self.events:
+            if "id" in event:
+                found[event["what"]][event["id"]].append(event)
+        return found
+
+    def received(self, run: Run) -> float:
+        """When the worker got the message of this run."""
+        times = [e["t"] for e in self.of_id("received", run.id) if e["delivery"] == run.delivery]
+        return min(times, default=run.start)
+
+    def born(self, task_id: str) -> float:
+        """When the call began that published this id first."""
+        times = [c.began for c in self.calls if c.id == task_id and c.outcome == "created"]
+        published = [e["t"] - 1.0 for e in self.of_id("published", task_id)[:1]]
+        return min([*times, *published], default=0.0)
+
+    @cached_property
+    def episodes(self) -> list[tuple[float, str]]:
+        return [(event["t"], event["fault"]) for event in self.by_what["episode"]]
+
+    def episode_at(self, t: float) -> str:
+        kind = self.episodes[0][1] if self.episodes else "none"
+        for began, fault in self.episodes:
+            if began > t:
+                break
+            kind = fault
+        return kind
+
+
+def key_of_event(event: Event) -> str:
+    return f"{event['task']}({event['arg']})"
+
+
+def _fault(event: Event) -> Fault:
+    return Fault(
+        kind=event["fault"],
+        t=event["t"],
+        until=event["until"],
+        target=event.get("target", ""),
+        link=event.get("link", ""),
+        mode=event.get("mode", ""),
+        pids=tuple(event.get("pids", ())),
+    )

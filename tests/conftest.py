@@ -1,0 +1,178 @@
+"""Fixtures for real servers and workers, and the marker that tells which tests need a server.
+
+Each server is started the first time that a test asks for it and ends with the test run; under
+xdist every test process has its own. A test gets a database of its own on the shared server. A
+test that kills, freezes or reconfigures a server starts a private one with ``start_server``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.kit import (
+    PostgresServer,
+    RabbitMQServer,
+    RedisServer,
+    Server,
+    TcpProxy,
+    ValkeyServer,
+    Worker,
+)
+
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+SERVER_FIXTURES = frozenset(
+    {
+        "redis_server",
+        "valkey_server",
+        "rabbitmq_server",
+        "postgres_server",
+        "start_server",
+    }
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
+
+
+def _must_be_marked(request: pytest.FixtureRequest) -> None:
+    """A server asked for at run time is not seen when tests are selected."""
+    if request.node.get_closest_marker("server") is None:
+        pytest.fail(
+            f"{request.node.nodeid} gets {request.fixturename} by getfixturevalue(): mark it, or "
+            "the parameter that chooses the server, with pytest.mark.server",
+            pytrace=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitMQServer]:
+    with RabbitMQServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(request: pytest.FixtureRequest, redis_server: RedisServer) -> str:
+    """An empty Redis database."""
+    _must_be_marked(request)
+    return redis_server.fresh_url()
+
+
+@pytest.fixture
+def valkey_url(request: pytest.FixtureRequest, valkey_server: ValkeyServer) -> str:
+    """An empty Valkey database; the scheme is redis://."""
+    _must_be_marked(request)
+    return valkey_server.fresh_url()
+
+
+@pytest.fixture
+def rabbitmq_url(request: pytest.FixtureRequest, rabbitmq_server: RabbitMQServer) -> str:
+    """A virtual host without queues."""
+    _must_be_marked(request)
+    return rabbitmq_server.fresh_url()
+
+
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[str]:
+    """An empty PostgreSQL database; the scheme is postgresql+psycopg://."""
+    _must_be_marked(request)
+    url = postgres_server.fresh_url()
+    yield url
+    postgres_server.drop(url)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A SQLite database file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'locks.sqlite3'}"
+
+
+@pytest.fixture
+def report(capfd: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Show a line of figures, whether tests are captured or run by xdist or not."""
+
+    def show(line: str) -> None:
+        with capfd.disabled():
+            os.write(2, f"\n{line}\n".encode())
+
+    return show
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Any]]:
+    """``start_server(RedisServer, append_only=True)``: a server for this test alone."""
+    servers: list[Server] = []
+
+    def start(server_class: type[AnyServer], **options: Any) -> AnyServer:
+        server = server_class(**options)
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in reversed(servers):
+        server.stop()
+
+
+@pytest.fixture
+def start_proxy() -> Iterator[Callable[[int], TcpProxy]]:
+    """``start_proxy(redis_server.port)``: a TCP proxy in front of a port of 127.0.0.1."""
+    proxies: list[TcpProxy] = []
+
+    def start(target_port: int) -> TcpProxy:
+        proxy = TcpProxy(target_port).start()
+        proxies.append(proxy)
+        return proxy
+
+    yield start
+    for proxy in reversed(proxies):
+        proxy.stop()
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """``start_worker("package.module", pool="threads", ...)``: a ready worker.
+
+    Takes what ``Worker`` takes, less ``log_path``; ``wait=False`` returns without waiting. What
+    still runs when the test ends is killed.
+    """
+    workers: list[Worker] = []
+
+    def start(app: str, *, wait: bool = True, **options: Any) -> Worker:
+        worker = Worker(app, log_path=tmp_path / f"worker{len(workers)}.log", **options)
+        workers.append(worker)
+        if wait:
+            worker.start()
+        else:
+            worker.launch()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.kill()

@@ -1,0 +1,1 @@
+"""Tests through the public API, on apps whose broker needs no server."""

@@ -1,0 +1,65 @@
+"""The apps that the tests of this directory run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_unique.runtime import runtime_of
+from tests.integration.apps import make_app
+
+STORES = [
+    pytest.param("memory", id="memory"),
+    pytest.param("sqlite_url", id="sqlite"),
+    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+    pytest.param("redis_url", id="redis", marks=pytest.mark.server),
+    pytest.param("valkey_url", id="valkey", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(params=STORES)
+def store_url(request: pytest.FixtureRequest) -> str:
+    """An empty lock store of each kind."""
+    if request.param == "memory":
+        return "memory://"
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[Celery]:
+    """An installed app: broker in memory, locks in each kind of store."""
+    app = make_app(store_url)
+    yield app
+    runtime_of(app).store.close()
+
+
+@pytest.fixture
+def app_with(store_url: str) -> Iterator[Callable[..., Celery]]:
+    """``app_with(unique_conceal_holder=True)``: as ``app``, with settings."""
+    apps: list[Celery] = []
+
+    def make(**conf: Any) -> Celery:
+        apps.append(make_app(store_url, **conf))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        runtime_of(app).store.close()
+
+
+@pytest.fixture
+def local_app() -> Celery:
+    """An installed app with its locks in this process, where the store does not matter."""
+    return make_app("memory://")
+
+
+@pytest.fixture(autouse=True)
+def _shared_tasks_of_this_test_only() -> Iterator[None]:
+    """``shared_task`` tells every app to come."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(before)

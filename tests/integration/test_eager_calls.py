@@ -1,0 +1,250 @@
+"""Eager calls: carried out on the spot, without a lock unless the app asks for one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+
+import celery_unique
+from celery_unique import (
+    DuplicateTask,
+    IdempotencyKeyRequired,
+    InvalidPolicy,
+    UniqueEagerResult,
+    lookup,
+)
+from tests.integration.apps import locks, make_app, messages
+
+
+@pytest.fixture
+def app() -> Celery:
+    return make_app("memory://", task_always_eager=True)
+
+
+@pytest.fixture
+def locking_app() -> Celery:
+    return make_app("memory://", task_always_eager=True, unique_eager=True)
+
+
+def rebuild_of(app: Celery, **options: Any) -> Any:
+    @app.task(name="shop.rebuild", **{"unique": True, **options})
+    def rebuild(shop_id: int, full: bool = False) -> int:
+        return shop_id
+
+    return rebuild
+
+
+# -- without locks, as is the default --------------------------------------------------------
+
+
+def test_an_eager_call_runs_and_takes_no_lock(app: Celery) -> None:
+    rebuild = rebuild_of(app)
+
+    results = [rebuild.delay(7), rebuild.delay(7), rebuild.apply((7,)), rebuild.s(7).apply()]
+
+    assert [each.get() for each in results] == [7] * 4
+    assert {type(each) for each in results} == {UniqueEagerResult}
+    assert {each.outcome for each in results} == {"bypassed"}
+    assert {(each.deduplicated, each.unique_key, each.holder_state) for each in results} == {
+        (False, None, None)
+    }
+    assert locks(app) == []
+    assert messages(app) == []
+
+
+def test_apply_runs_on_the_spot_where_calls_are_not_eager() -> None:
+    app = make_app("memory://")
+    rebuild = rebuild_of(app)
+    holder = rebuild.delay(8)
+
+    result = rebuild.apply((8,))
+
+    assert (result.get(), result.outcome) == (8, "bypassed")
+    assert lookup(rebuild, (8,)).task_id == holder.id
+
+
+def test_an_eager_canvas_runs_every_member(app: Celery) -> None:
+    rebuild = rebuild_of(app)
+
+    @app.task(name="total")
+    def total(values: list[int]) -> int:
+        return sum(values)
+
+    assert group(rebuild.s(7), rebuild.s(7))().get() == [7, 7]
+    assert chain(rebuild.s(7), rebuild.s())().get() == 7
+    assert chord([rebuild.s(7), rebuild.s(7)], total.s())().get() == 14
+
+
+def test_an_eager_call_hands_the_options_of_the_library_to_nobody(app: Celery) -> None:
+    @app.task(bind=True, unique=True)
+    def look(self: Any) -> Any:
+        return self.request.unique, sorted(vars(self.request))
+
+    result = look.apply_async(unique_for=60, unique_on_conflict="reject")
+
+    lock, attributes = result.get()
+    assert lock is None
+    assert not [name for name in attributes if name.startswith("unique_for")]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_fro": 60},
+        {"unique_for": "banana"},
+        {"unique_on": "shop"},
+        {"unique_on_conflict": "drop"},
+        {"unique_on": "shop_id", "unique_key": "{shop_id}"},
+        {"idempotency_ttl": 60},
+    ],
+    ids="+".join,
+)
+def test_wrong_options_are_errors_in_eager_calls_too(app: Celery, options: dict[str, Any]) -> None:
+    rebuild = rebuild_of(app)
+
+    with pytest.raises(InvalidPolicy):
+        rebuild.apply_async((7,), **options)
+    with pytest.raises(InvalidPolicy):
+        rebuild.apply((7,), **options)
+
+
+def test_a_missing_idempotency_key_is_an_error_in_eager_calls_too(app: Celery) -> None:
+    rebuild = rebuild_of(app, identity_strategy="caller_provided")
+
+    with pytest.raises(IdempotencyKeyRequired):
+        rebuild.delay(7)
+
+    assert rebuild.apply_async((7,), idempotency_key="order-7").get() == 7
+
+
+def test_the_result_can_be_copied_and_pickled(app: Celery) -> None:
+    result = rebuild_of(app).delay(7)
+
+    for twin in (pickle.loads(pickle.dumps(result)), copy.copy(result)):
+        assert isinstance(twin, UniqueEagerResult)
+        assert (twin.id, twin.get(), twin.outcome) == (result.id, 7, "bypassed")
+
+
+# -- with locks, where the app asks for them --------------------------------------------------
+
+
+def test_with_unique_eager_the_lock_is_held_while_the_body_runs(locking_app: Celery) -> None:
+    seen = []
+
+    @locking_app.task(name="look", unique=True)
+    def look() -> None:
+        seen.append(lookup("look", app=locking_app))
+
+    result = look.delay()
+
+    assert (result.outcome, result.deduplicated) == ("created", False)
+    assert (seen[0].task_id, seen[0].state, seen[0].key) == (
+        result.id,
+        "active",
+        result.unique_key,
+    )
+    assert locks(locking_app) == []
+
+
+def test_with_unique_eager_an_ended_task_answers_within_its_window(locking_app: Celery) -> None:
+    rebuild = rebuild_of(locking_app, unique_for=60, unique_states="window")
+    first = rebuild.delay(7)
+
+    again = rebuild.delay(7)
+
+    assert (first.outcome, first.get()) == ("created", 7)
+    assert (again.outcome, again.id, again.holder_state) == ("deduplicated", first.id, "completed")
+    assert isinstance(again, UniqueEagerResult)
+
+
+def test_with_unique_eager_a_duplicate_is_rejected_by_its_policy(locking_app: Celery) -> None:
+    rebuild = rebuild_of(locking_app, unique_states="window", unique_on_conflict="reject")
+    first = rebuild.delay(7)
+
+    with pytest.raises(DuplicateTask) as rejected:
+        rebuild.delay(7)
+
+    assert rejected.value.task_id == first.id
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_with_unique_eager_a_failure_frees_the_key(locking_app: Celery, propagates: bool) -> None:
+    locking_app.conf.task_eager_propagates = propagates
+
+    @locking_app.task(name="fail", unique=True, unique_states="until_success")
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    if propagates:
+        with pytest.raises(ZeroDivisionError):
+            fail.delay()
+    else:
+        assert fail.delay().state == "FAILURE"
+
+    assert locks(locking_app) == []
+
+
+def test_with_unique_eager_a_retry_is_not_its_own_duplicate(locking_app: Celery) -> None:
+    attempts = []
+
+    @locking_app.task(
+        name="flaky", unique=True, autoretry_for=(ConnectionError,), max_retries=3, retry_backoff=0
+    )
+    def flaky() -> int:
+        attempts.append(lookup("flaky", app=locking_app).task_id)
+        if len(attempts) < 3:
+            raise ConnectionError
+        return len(attempts)
+
+    result = flaky.delay()
+
+    assert result.get() == 3
+    assert attempts == [result.id] * 3
+    assert locks(locking_app) == []
+
+
+def test_with_unique_eager_a_task_that_calls_itself_runs_again(locking_app: Celery) -> None:
+    depth = []
+
+    @locking_app.task(name="poll", unique=True, bind=True)
+    def poll(self: Any) -> None:
+        depth.append(1)
+        if len(depth) < 3:
+            assert self.delay().outcome == "bypassed"
+
+    poll.delay()
+
+    assert len(depth) == 3
+    assert locks(locking_app) == []
+
+
+def test_with_unique_eager_a_canvas_still_runs_every_member(locking_app: Celery) -> None:
+    rebuild = rebuild_of(locking_app)
+
+    assert group(rebuild.s(7), rebuild.s(7))().get() == [7, 7]
+    assert chain(rebuild.s(7), rebuild.s())().get() == 7
+
+
+def test_with_unique_eager_the_signals_are_sent(locking_app: Celery) -> None:
+    seen = []
+
+    def hear(signal: Any, sender: str, task_id: str, **_: Any) -> None:
+        seen.append((signal.name, sender, task_id))
+
+    told = [celery_unique.unique_acquired, celery_unique.unique_released]
+    for each in told:
+        each.connect(hear)
+    try:
+        result = rebuild_of(locking_app).delay(7)
+    finally:
+        for each in told:
+            each.disconnect(hear)
+
+    assert sorted(seen) == [
+        ("unique_acquired", "shop.rebuild", result.id),
+        ("unique_released", "shop.rebuild", result.id),
+    ]

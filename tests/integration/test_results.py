@@ -1,0 +1,161 @@
+"""What a caller can ask of the result of a call."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_unique import DuplicateTask, UniqueResult, lookup
+from tests.integration.apps import flush, make_app, messages, value_of, working
+
+
+@pytest.fixture
+def rebuild(local_app: Celery) -> Any:
+    @local_app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    return rebuild
+
+
+def facts(result: UniqueResult) -> tuple[Any, ...]:
+    return result.id, result.outcome, result.deduplicated, result.unique_key, result.holder_state
+
+
+def test_the_result_of_a_created_task(rebuild: Any) -> None:
+    result = rebuild.delay(7)
+
+    key = lookup(rebuild, (7,)).key
+    assert facts(result) == (result.id, "created", False, key, None)
+
+
+def test_the_result_of_a_duplicate(rebuild: Any) -> None:
+    first = rebuild.apply_async((7,), countdown=60)
+    flush(rebuild.app)
+
+    again = rebuild.delay(7)
+
+    assert facts(again) == (first.id, "deduplicated", True, first.unique_key, "scheduled")
+
+
+def test_a_result_that_was_made_from_an_id_knows_nothing_of_a_call(rebuild: Any) -> None:
+    result = rebuild.AsyncResult("some-id")
+
+    assert facts(result) == ("some-id", "bypassed", False, None, None)
+
+
+def test_the_result_of_a_duplicate_gets_what_the_holder_returns(rebuild: Any) -> None:
+    rebuild.delay(7)
+    again = rebuild.delay(7)
+
+    with working(rebuild.app):
+        assert value_of(again) == 7
+
+
+@pytest.mark.parametrize("twin_of", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy])
+def test_a_copied_or_pickled_result_tells_the_same(rebuild: Any, twin_of: Any) -> None:
+    rebuild.delay(7)
+    again = rebuild.delay(7)
+
+    twin = twin_of(again)
+
+    assert isinstance(twin, UniqueResult)
+    assert facts(twin) == facts(again)
+    assert twin == again
+
+
+def test_a_rejection_pickles_with_all_its_facts(rebuild: Any) -> None:
+    rebuild.delay(7)
+    with pytest.raises(DuplicateTask) as rejected:
+        rebuild.apply_async((7,), unique_on_conflict="reject")
+
+    twin = pickle.loads(pickle.dumps(rejected.value))
+
+    assert (str(twin), vars(twin)) == (str(rejected.value), vars(rejected.value))
+    assert twin.to_ojs() == rejected.value.to_ojs()
+
+
+def test_the_key_is_in_no_message_and_in_no_log(
+    rebuild: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        result = rebuild.delay(7)
+        with pytest.raises(DuplicateTask) as rejected:
+            rebuild.apply_async((7,), unique_on_conflict="reject")
+
+    digest = result.unique_key.partition(":")[2]
+    assert digest not in f"{rejected.value} {rejected.value!r} {result} {result!r} {caplog.text}"
+
+
+def test_revoking_the_result_of_a_duplicate_revokes_the_holder_and_says_so(
+    rebuild: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = rebuild.delay(7)
+    again = rebuild.delay(7)
+
+    again.revoke()
+
+    assert first.id in caplog.text
+    assert "share" in caplog.text
+    assert rebuild.delay(7).outcome == "created"
+
+
+def test_with_concealed_holders_a_duplicate_is_told_nothing_of_them() -> None:
+    app = make_app("memory://", unique_conceal_holder=True)
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    first = rebuild.delay(7)
+
+    with pytest.raises(DuplicateTask) as rejected:
+        rebuild.delay(7)
+
+    assert (rejected.value.task_id, rejected.value.state) == (None, None)
+    assert first.id not in str(rejected.value)
+    assert len(messages(app)) == 1
+
+
+def test_a_duplicate_with_a_callback_is_still_rejected_where_that_is_asked(rebuild: Any) -> None:
+    rebuild.delay(7)
+
+    with pytest.raises(DuplicateTask):
+        rebuild.apply_async((7,), link=rebuild.si(8), unique_on_conflict="reject")
+
+    assert len(messages(rebuild.app)) == 1
+
+
+def test_a_duplicate_is_told_that_results_by_rpc_reach_the_first_caller_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app("memory://", result_backend="rpc://")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(7)
+    assert "rpc://" not in caplog.text
+
+    assert rebuild.delay(7).deduplicated
+
+    assert "rpc://" in caplog.text
+    assert "shop.rebuild" in caplog.text
+
+
+def test_a_duplicate_that_wants_no_result_is_told_nothing_of_rpc(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app("memory://", result_backend="rpc://")
+
+    @app.task(name="shop.rebuild", unique=True, ignore_result=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(7)
+    rebuild.delay(7)
+
+    assert "rpc://" not in caplog.text

@@ -1,0 +1,282 @@
+"""What one call and one run cost on Redis: counted on a real server, command by command."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_unique import DuplicateTask, lookup
+from celery_unique.runtime import runtime_of
+from tests.integration.apps import flush, make_app
+from tests.kit import RedisServer, TcpProxy, Worker
+
+pytestmark = pytest.mark.server
+
+
+class Command(NamedTuple):
+    database: int
+    client: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.text.split(" ", 1)[0].upper()
+
+
+#: What a connection says when it is opened, and what a test says to wait for the end.
+OPENING = ("HELLO", "AUTH", "SELECT", "CLIENT", "ECHO")
+
+
+class Traffic:
+    """The commands that clients sent to one database; what a script does inside is none."""
+
+    def __init__(self, commands: list[Command], database: int) -> None:
+        silent = {c.client for c in commands if c.text.upper().startswith("CLIENT REPLY OFF")}
+        asked = [c for c in commands if c.database == database and c.name not in OPENING]
+        #: Each of these is answered, and somebody waits for the answer.
+        self.blocking = [c.name for c in asked if c.client not in silent]
+        #: On a connection whose replies are off nobody can wait.
+        self.one_way = [c.name for c in asked if c.client in silent]
+
+
+class Watched:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    @contextmanager
+    def during(self) -> Iterator[list[Command]]:
+        """Every command of every client, complete when the block has ended."""
+        seen: list[Command] = []
+        ended = f"ended {uuid.uuid4()}"
+        listening = threading.Event()
+
+        def listen() -> None:
+            with self._server.client() as client, client.monitor() as monitor:
+                listening.set()
+                for line in monitor.listen():
+                    if line["command"] == f"ECHO {ended}":
+                        return
+                    if line["client_type"] != "lua":
+                        client_name = f"{line['client_address']}:{line['client_port']}"
+                        seen.append(Command(line["db"], client_name, line["command"]))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        assert listening.wait(10)
+        with self._server.client() as marker:
+            try:
+                yield seen
+            finally:
+                marker.echo(ended)
+                thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def watched(redis_server: RedisServer) -> Watched:
+    return Watched(redis_server)
+
+
+@pytest.fixture
+def app(redis_server: RedisServer) -> Iterator[Celery]:
+    """Locks in a Redis database of their own, messages elsewhere."""
+    app = make_app(redis_server.fresh_url())
+    yield app
+    runtime_of(app).store.close()
+
+
+def database_of(app: Celery) -> int:
+    return int(app.conf.unique_store_url.rpartition("/")[2])
+
+
+@pytest.fixture
+def rebuild(app: Celery) -> Any:
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    # Connected, and the server knows the scripts.
+    rebuild.delay(0)
+    rebuild.delay(0)
+    flush(app)
+    return rebuild
+
+
+def traffic_of(app: Celery, watched: Watched, call: Callable[[], Any]) -> Traffic:
+    with watched.during() as seen:
+        # The connection without replies said so when it was opened: it is told anew.
+        runtime_of(app).store._one_way.close()
+        call()
+        flush(app)
+    return Traffic(seen, database_of(app))
+
+
+# -- callers ----------------------------------------------------------------------------------
+
+
+def test_a_new_call_is_one_blocking_round_trip(app: Celery, rebuild: Any, watched: Watched) -> None:
+    traffic = traffic_of(app, watched, lambda: rebuild.delay(7))
+
+    assert traffic.blocking == ["EVALSHA"]
+    assert traffic.one_way == ["EVAL"]
+
+
+def test_a_duplicate_is_one_blocking_round_trip(
+    app: Celery, rebuild: Any, watched: Watched
+) -> None:
+    rebuild.delay(7)
+    flush(app)
+
+    traffic = traffic_of(app, watched, lambda: rebuild.delay(7))
+
+    assert traffic.blocking == ["EVALSHA"]
+    assert traffic.one_way == []
+
+
+def test_a_rejected_duplicate_is_one_blocking_round_trip(
+    app: Celery, rebuild: Any, watched: Watched
+) -> None:
+    rebuild.delay(7)
+    flush(app)
+
+    def call() -> None:
+        with pytest.raises(DuplicateTask):
+            rebuild.apply_async((7,), unique_on_conflict="reject")
+
+    traffic = traffic_of(app, watched, call)
+
+    assert traffic.blocking == ["EVALSHA"]
+    assert traffic.one_way == []
+
+
+def test_calls_of_one_process_in_a_row_do_not_wait_for_their_own_confirmations(
+    app: Celery, rebuild: Any, watched: Watched
+) -> None:
+    def call() -> None:
+        for shop_id in range(1, 51):
+            rebuild.delay(shop_id)
+            rebuild.delay(shop_id)
+
+    traffic = traffic_of(app, watched, call)
+
+    assert traffic.blocking == ["EVALSHA"] * 100
+    assert traffic.one_way == ["EVAL"] * 50
+
+
+def test_nobody_waits_for_the_confirmation(
+    redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy]
+) -> None:
+    """With the answers of the store held back after the lock is taken, the call returns."""
+    proxy = start_proxy(redis_server.port)
+    app = make_app(proxy.url_of(redis_server.fresh_url()), unique_store_timeout=10)
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(0)
+    flush(app)
+    publish = app.amqp.send_task_message
+
+    def send_and_stall(*args: Any, **options: Any) -> Any:
+        proxy.stall_replies()
+        return publish(*args, **options)
+
+    app.amqp.send_task_message = send_and_stall
+    returned = threading.Event()
+    threading.Thread(target=lambda: (rebuild.delay(7), returned.set()), daemon=True).start()
+
+    assert returned.wait(5)
+    proxy.restore()
+    flush(app)
+    assert lookup(rebuild, (7,)).state == "available"
+
+
+# -- what is stored ---------------------------------------------------------------------------
+
+
+def keys_in(app: Celery) -> list[str]:
+    with redis.Redis.from_url(app.conf.unique_store_url) as client:
+        return [name.decode() for name in client.scan_iter()]
+
+
+def test_a_lock_is_one_key_whatever_becomes_of_it(app: Celery) -> None:
+    @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(7)
+    rebuild.delay(7)
+    flush(app)
+    [waiting] = keys_in(app)
+    lock = lookup(rebuild, (7,))
+
+    assert lock is not None
+    assert lock.key in waiting
+    with redis.Redis.from_url(app.conf.unique_store_url) as client:
+        assert client.pttl(waiting) > 0
+        assert client.hlen(waiting) <= 2
+
+
+def test_many_locks_are_as_many_keys(app: Celery, rebuild: Any) -> None:
+    for shop_id in range(1, 20):
+        rebuild.delay(shop_id)
+    flush(app)
+
+    assert len(keys_in(app)) == 20
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+WORKER = """
+import os
+from celery import Celery
+import celery_unique
+
+app = Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
+celery_unique.install(app, store_url=os.environ["STORE"])
+
+@app.task(name="shop.rebuild", unique=True)
+def rebuild(shop_id):
+    return shop_id
+"""
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
+    redis_server: RedisServer,
+    watched: Watched,
+    start_worker: Callable[..., Worker],
+    tmp_path: Path,
+    pool: str,
+) -> None:
+    broker, backend, store = (redis_server.fresh_url() for _ in range(3))
+    (tmp_path / "round_trips_app.py").write_text(WORKER)
+    start_worker(
+        "round_trips_app",
+        pool=pool,
+        python_path=[tmp_path],
+        env={"BROKER": broker, "BACKEND": backend, "STORE": store},
+    )
+    app = make_app(store, broker_url=broker, result_backend=backend, task_default_queue="celery")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(0).get(timeout=20)  # connected, and the scripts are known
+
+    with watched.during() as seen:
+        runtime_of(app).store._one_way.close()
+        assert [rebuild.delay(n).get(timeout=20) for n in range(1, 11)] == list(range(1, 11))
+        flush(app)
+
+    traffic = Traffic(seen, database_of(app))
+    # Ten calls, ten starts, ten ends; and the confirmations, for which nobody waits.
+    assert traffic.blocking == ["EVALSHA"] * 30
+    assert traffic.one_way == ["EVAL"] * 10

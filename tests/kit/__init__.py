@@ -1,0 +1,33 @@
+"""What the tests run against: real servers, real workers, and a network that can fail.
+
+Every server is a local process on a free port of 127.0.0.1 with its own temporary directory. A
+server whose program is not installed is an error that names the install command, never a skip.
+"""
+
+from tests.kit.filesystem_broker import filesystem_settings
+from tests.kit.postgres import PostgresServer
+from tests.kit.process import LocalProcess, ProcessFailed, is_alive
+from tests.kit.producers import Producers
+from tests.kit.proxy import TcpProxy
+from tests.kit.rabbitmq import RabbitMQServer
+from tests.kit.redis import RedisServer, ValkeyServer
+from tests.kit.server import Server, ServerNotInstalled
+from tests.kit.waiting import eventually
+from tests.kit.worker import Worker
+
+__all__ = [
+    "LocalProcess",
+    "PostgresServer",
+    "ProcessFailed",
+    "Producers",
+    "RabbitMQServer",
+    "RedisServer",
+    "Server",
+    "ServerNotInstalled",
+    "TcpProxy",
+    "ValkeyServer",
+    "Worker",
+    "eventually",
+    "filesystem_settings",
+    "is_alive",
+]

@@ -1,0 +1,90 @@
+"""The smoke tests use pytest-celery's components, and local processes in place of its containers.
+
+With CELERY_UNIQUE_SMOKE=docker they run in Docker instead, as pytest-celery means them to: its
+own Redis and RabbitMQ containers, and a worker image built from the Dockerfile beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pytest_celery import *  # noqa: F403 - its fixtures, for this directory alone
+from pytest_celery import ALL_CELERY_BROKERS, CeleryTestBroker, CeleryWorkerContainer
+from pytest_docker_tools import build
+
+from tests.kit import RabbitMQServer, RedisServer
+from tests.kit.worker import REPOSITORY
+from tests.smoke import tasks, worker_app
+from tests.smoke.local_containers import (
+    LocalRabbitMQContainer,
+    LocalRedisContainer,
+    LocalWorkerContainer,
+)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """pytest-celery asks for its servers at run time, where the collection does not see them."""
+    item.add_marker("server")
+
+
+@pytest.fixture(params=sorted(ALL_CELERY_BROKERS))
+def celery_broker(request: pytest.FixtureRequest) -> Iterator[CeleryTestBroker]:
+    """As in pytest-celery, whose set of brokers has another order in each test process."""
+    broker: CeleryTestBroker = request.getfixturevalue(request.param)
+    yield broker
+    broker.teardown()
+
+
+@pytest.fixture
+def default_worker_tasks(
+    default_worker_container_cls: type[CeleryWorkerContainer],
+) -> set[ModuleType]:
+    return {*default_worker_container_cls.tasks_modules(), tasks}
+
+
+@pytest.fixture
+def default_worker_app_module() -> ModuleType:
+    return worker_app
+
+
+if os.environ.get("CELERY_UNIQUE_SMOKE") == "docker":
+    celery_base_worker_image = build(
+        path=str(REPOSITORY),
+        dockerfile="tests/smoke/Dockerfile",
+        tag="celery-unique/smoke-worker",
+    )
+else:
+
+    @pytest.fixture
+    def default_redis_broker(start_server: Callable[..., Any]) -> LocalRedisContainer:
+        return LocalRedisContainer("redis-broker", start_server(RedisServer))
+
+    @pytest.fixture
+    def default_redis_backend(start_server: Callable[..., Any]) -> LocalRedisContainer:
+        return LocalRedisContainer("redis-backend", start_server(RedisServer))
+
+    @pytest.fixture
+    def default_rabbitmq_broker(rabbitmq_server: RabbitMQServer) -> LocalRabbitMQContainer:
+        return LocalRabbitMQContainer("rabbitmq-broker", rabbitmq_server)
+
+    @pytest.fixture
+    def default_worker_container(
+        tmp_path: Path,
+        default_worker_initial_content: Mapping[str, bytes],
+        default_worker_env: Mapping[str, str],
+        default_worker_command: Sequence[str],
+    ) -> Iterator[CeleryWorkerContainer]:
+        container = LocalWorkerContainer(
+            tmp_path,
+            content=default_worker_initial_content,
+            environment=default_worker_env,
+            command=default_worker_command,
+        )
+        assert container.ready()
+        yield container
+        container.teardown()

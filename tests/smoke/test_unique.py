@@ -1,0 +1,45 @@
+"""Unique tasks through pytest-celery's setup: on each of its brokers, with a real worker."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_celery import RESULT_TIMEOUT, CeleryTestSetup
+
+import celery_unique
+from celery_unique import DuplicateTask
+
+
+@pytest.fixture
+def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
+    celery_unique.install(celery_setup.app)
+    return celery_setup
+
+
+def test_a_burst_of_equal_calls_is_one_task_and_its_key_is_free_at_the_end(
+    setup: CeleryTestSetup,
+) -> None:
+    hold, queue = setup.app.tasks["smoke.hold"], setup.worker.worker_queue
+
+    burst = [hold.apply_async((7, 0.5), queue=queue) for _ in range(20)]
+
+    assert {result.id for result in burst} == {burst[0].id}
+    assert [result.deduplicated for result in burst] == [False] + [True] * 19
+    assert burst[-1].get(timeout=RESULT_TIMEOUT) == 7
+    after = hold.apply_async((7, 0.5), queue=queue)
+    assert after.outcome == "created"
+    assert after.get(timeout=RESULT_TIMEOUT) == 7
+
+
+def test_a_rejected_call_names_the_holder_and_a_failure_frees_the_key(
+    setup: CeleryTestSetup,
+) -> None:
+    refuse, queue = setup.app.tasks["smoke.refuse"], setup.worker.worker_queue
+    first = refuse.apply_async((-1, 0.5), queue=queue)
+
+    with pytest.raises(DuplicateTask) as refused:
+        refuse.apply_async((-1, 0.5), queue=queue)
+
+    assert refused.value.task_id == first.id
+    with pytest.raises(ValueError, match="-1"):
+        first.get(timeout=RESULT_TIMEOUT)
+    assert refuse.apply_async((-1, 0.5), queue=queue).outcome == "created"

@@ -1,0 +1,24 @@
+"""pytest-celery's worker app with the library installed. pytest-celery fills in ``imports`` and
+``config``, and copies this file into the worker's container."""
+
+from __future__ import annotations
+
+import json
+
+from celery import Celery
+
+import celery_unique
+
+imports = None
+
+app = Celery("celery_test_app")
+config = None
+
+if config:
+    app.config_from_object(config)
+    print(f"Changed worker configuration: {json.dumps(config, indent=4)}")
+
+celery_unique.install(app)
+
+if __name__ == "__main__":
+    app.start()

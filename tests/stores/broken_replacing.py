@@ -1,0 +1,133 @@
+"""Memory stores that each leave one rule of replacing or succeeding out, as in ``broken``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from celery_unique.stores.base import Acquired, Claim, Held, Start, Started
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record import Mark, Record
+from tests.stores.broken import BrokenStore
+
+
+class BrokenReplacing(MemoryStore):
+    changing = BrokenStore.changing
+
+
+def _supersede(record: Record, task_ids: Sequence[str], by: str) -> None:
+    for task_id in task_ids:
+        task = record.tasks.pop(task_id, None)
+        if task is not None:
+            record.marks[task_id] = Mark("superseded", task.lease, by)
+
+
+class SupersedesAtTheSwap(BrokenReplacing):
+    """No limbo: the old task is over before the new one is published."""
+
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        reply = super().acquire(key, claim)
+        with self.changing(key) as (record, _):
+            _supersede(record, reply.replaced, claim.task_id)
+        return reply
+
+
+class BringsNothingBack(BrokenReplacing):
+    def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
+        with self.changing(key) as (record, _):
+            replaced = [i for i, task in record.tasks.items() if task.by == task_id]
+        removed = super().give_back(key, task_id, mark_ms)
+        with self.changing(key) as (record, _):
+            _supersede(record, replaced if removed else (), task_id)
+        return removed
+
+
+class LeavesNoSupersededMark(BrokenReplacing):
+    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+        super().confirm(key, task_id, lease_ms)
+        with self.changing(key) as (record, _):
+            superseded = [i for i, mark in record.marks.items() if mark.kind == "superseded"]
+            for each in superseded:
+                del record.marks[each]
+
+
+class FreesWhatAMiddleReplacementReplaced(BrokenReplacing):
+    """No chain: giving back the middle one makes the first live beside the last."""
+
+    def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
+        with self.changing(key) as (record, _):
+            replaced = [i for i, task in record.tasks.items() if task.by == task_id]
+        removed = super().give_back(key, task_id, mark_ms)
+        with self.changing(key) as (record, _):
+            for each in replaced if removed else ():
+                record.tasks[each].by = ""
+        return removed
+
+
+class LetsATaskInLimboStart(BrokenReplacing):
+    def start(self, key: str, start: Start) -> Started:
+        with self.changing(key) as (record, _):
+            if start.task_id in record.tasks:
+                record.tasks[start.task_id].by = ""
+        return super().start(key, start)
+
+
+class OnlyAConfirmPublishes(BrokenReplacing):
+    """A start, and a message in a worker's hand, leave what they replaced in limbo."""
+
+    def start(self, key: str, start: Start) -> Started:
+        with self.changing(key) as (record, _):
+            replaced = {i: task.by for i, task in record.tasks.items() if task.by == start.task_id}
+            for each in replaced:
+                record.tasks[each].by = ""
+        reply = super().start(key, start)
+        with self.changing(key) as (record, _):
+            for each, by in replaced.items():
+                record.tasks[each].by = by
+        return reply
+
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        return super().renew([one for one in held if one.delivery]) + [
+            True for one in held if not one.delivery
+        ]
+
+
+class ReplacesTasksThatRun(BrokenReplacing):
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        reply = super().acquire(key, claim)
+        if reply.outcome != "rejected" or not claim.on_conflict.startswith("replace"):
+            return reply
+        return super().acquire(key, replace(claim, states=claim.states.replace("r", "")))
+
+
+class SuccessorsDoNotWait(BrokenReplacing):
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        reply = super().acquire(key, claim)
+        with self.changing(key) as (record, _):
+            if reply.after:
+                record.tasks[claim.task_id].after = ""
+        return reply
+
+
+class KeepsOlderSuccessors(BrokenReplacing):
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        reply = super().acquire(key, claim)
+        with self.changing(key) as (record, _):
+            for task in record.tasks.values():
+                if reply.after and task.by == claim.task_id:
+                    task.by = ""
+        return reply
+
+
+class ATaskIsItsOwnDuplicate(BrokenReplacing):
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        return super().acquire(key, replace(claim, parent=""))
+
+
+class PushesBackForEver(BrokenReplacing):
+    def acquire(self, key: str, claim: Claim) -> Acquired:
+        return super().acquire(key, replace(claim, max_wait_ms=0))
+
+
+def every_broken_store() -> list[type[BrokenReplacing]]:
+    return BrokenReplacing.__subclasses__()

@@ -1,0 +1,470 @@
+"""acquire and acquire_many: who is admitted, and who is told about whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_unique.stores.base import Acquired, Holder, LockStore
+from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
+from tests.stores.factories import (
+    EVERY_STATE,
+    GRACE,
+    MINUTE,
+    QUEUE_LEASE,
+    SUCCESS,
+    UNTIL_DONE,
+    about,
+    advance,
+    bring_to,
+    claim,
+    confirm,
+    finish,
+    fresh_key,
+    now_of,
+    publish,
+    record_of,
+    retry,
+    run,
+    settle,
+    start,
+    task_of,
+)
+
+
+class AcquiringContract:
+    def test_acquire_admits_a_call_when_the_key_is_free(self, store: LockStore, key: str) -> None:
+        before = now_of(store)
+
+        reply = store.acquire(key, claim("first"))
+
+        assert reply == Acquired("created", None, about(before))
+        assert record_of(store, key) == Record(
+            tasks={
+                "first": TaskEntry(
+                    state="p",
+                    created_at=reply.now,
+                    lease=reply.now + GRACE,
+                    task_name="shop.rebuild",
+                )
+            }
+        )
+
+    def test_acquire_records_the_callers_policy(self, store: LockStore, key: str) -> None:
+        asked = claim(
+            "first", window_ms=7 * MINUTE, delay_ms=3 * MINUTE, keep=SUCCESS, arguments="f00d"
+        )
+
+        reply = store.acquire(key, asked)
+
+        assert task_of(store, key, "first") == TaskEntry(
+            state="p",
+            created_at=reply.now,
+            lease=reply.now + GRACE,
+            task_name="shop.rebuild",
+            window_ends=reply.now + 7 * MINUTE,
+            eta=reply.now + 3 * MINUTE,
+            keep=SUCCESS,
+            arguments="f00d",
+        )
+
+    def test_acquire_records_how_long_an_end_is_kept_beyond_the_window(
+        self, store: LockStore, key: str
+    ) -> None:
+        asked = claim("first", window_ms=7 * MINUTE, keep_ms=9 * MINUTE, keep=SUCCESS)
+
+        reply = store.acquire(key, asked)
+
+        assert task_of(store, key, "first") == TaskEntry(
+            state="p",
+            created_at=reply.now,
+            lease=reply.now + GRACE,
+            task_name="shop.rebuild",
+            window_ends=reply.now + 9 * MINUTE,
+            keep=SUCCESS,
+        )
+
+    def test_acquire_returns_the_holder_when_the_key_is_held(
+        self, store: LockStore, key: str
+    ) -> None:
+        created = store.acquire(key, claim("first", arguments="f00d"))
+
+        reply = store.acquire(key, claim("second"))
+
+        holder = Holder("first", State.PENDING, created.now, created.now + GRACE, "f00d")
+        assert reply == Acquired("duplicate", holder, about(created.now))
+
+    def test_acquire_rejects_a_duplicate_whose_policy_says_so(
+        self, store: LockStore, key: str
+    ) -> None:
+        created = store.acquire(key, claim("first"))
+
+        reply = store.acquire(key, claim("second", on_conflict="reject"))
+
+        holder = Holder("first", State.PENDING, created.now, created.now + GRACE)
+        assert reply == Acquired("rejected", holder, about(created.now))
+
+    @pytest.mark.parametrize("on_conflict", ["ignore", "reject"])
+    def test_a_duplicate_is_counted_and_leaves_nothing_else(
+        self, store: LockStore, key: str, on_conflict: str
+    ) -> None:
+        publish(store, key, "first")
+        before = record_of(store, key)
+        advance(store, MINUTE)
+
+        reply = store.acquire(key, claim("second", on_conflict=on_conflict))
+
+        counted = replace(before.tasks["first"], duplicates=1, last_duplicate_at=reply.now)
+        assert record_of(store, key) == replace(before, tasks={"first": counted})
+
+    def test_a_key_does_not_block_another_key(self, store: LockStore, key: str) -> None:
+        store.acquire(key, claim("first"))
+
+        reply = store.acquire(fresh_key(), claim("second"))
+
+        assert reply.outcome == "created"
+
+    # -- states -------------------------------------------------------------
+
+    @pytest.mark.parametrize("state", list(State))
+    def test_a_call_that_names_the_state_is_a_duplicate(
+        self, store: LockStore, key: str, state: State
+    ) -> None:
+        bring_to(store, key, "first", state)
+        recorded = task_of(store, key, "first")
+
+        reply = store.acquire(key, claim("second", states=LETTER_OF[state]))
+
+        holder = Holder("first", state, recorded.created_at, recorded.lease)
+        assert reply == Acquired("duplicate", holder, about(recorded.created_at))
+
+    @pytest.mark.parametrize("state", [state for state in State if state is not State.PENDING])
+    def test_a_call_that_names_every_other_state_is_admitted(
+        self, store: LockStore, key: str, state: State
+    ) -> None:
+        bring_to(store, key, "first", state)
+
+        reply = store.acquire(
+            key, claim("second", states=EVERY_STATE.replace(LETTER_OF[state], ""))
+        )
+
+        assert reply.outcome == "created"
+        assert sorted(record_of(store, key).tasks) == ["first", "second"]
+
+    def test_a_call_that_names_no_state_is_admitted(self, store: LockStore, key: str) -> None:
+        store.acquire(key, claim("first"))
+
+        reply = store.acquire(key, claim("second", states=""))
+
+        assert reply.outcome == "created"
+
+    @pytest.mark.parametrize(
+        ("delay_ms", "state"), [(0, State.AVAILABLE), (10 * MINUTE, State.SCHEDULED)]
+    )
+    def test_a_pending_task_counts_as_the_state_it_is_about_to_enter(
+        self, store: LockStore, key: str, delay_ms: int, state: State
+    ) -> None:
+        store.acquire(key, claim("first", delay_ms=delay_ms))
+
+        reply = store.acquire(key, claim("second", states=LETTER_OF[state]))
+
+        assert reply.outcome == "duplicate"
+        assert reply.holder is not None
+        assert reply.holder.state is State.PENDING
+
+    @pytest.mark.parametrize(
+        ("delay_ms", "state"), [(0, State.SCHEDULED), (10 * MINUTE, State.AVAILABLE)]
+    )
+    def test_a_pending_task_does_not_count_as_a_state_it_will_not_enter_next(
+        self, store: LockStore, key: str, delay_ms: int, state: State
+    ) -> None:
+        store.acquire(key, claim("first", delay_ms=delay_ms))
+
+        reply = store.acquire(key, claim("second", states=LETTER_OF[state]))
+
+        assert reply.outcome == "created"
+
+    def test_a_scheduled_task_becomes_available_when_its_eta_comes(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first", delay_ms=10 * MINUTE)
+        advance(store, 10 * MINUTE)
+
+        as_scheduled = store.acquire(key, claim("second", states=LETTER_OF[State.SCHEDULED]))
+        as_available = store.acquire(
+            key, claim("third", states=LETTER_OF[State.AVAILABLE], window_ms=QUEUE_LEASE)
+        )
+
+        assert as_scheduled.outcome == "created"
+        assert as_available.outcome == "duplicate"
+
+    # -- windows and leases -------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "state", [State.SCHEDULED, State.AVAILABLE, State.ACTIVE, State.COMPLETED]
+    )
+    def test_a_call_is_admitted_once_its_own_window_has_passed(
+        self, store: LockStore, key: str, state: State
+    ) -> None:
+        bring_to(store, key, "first", state)
+        asked = claim("second", states=EVERY_STATE, window_ms=4 * MINUTE)
+        advance(store, 3 * MINUTE)
+        within = store.acquire(key, asked)
+        advance(store, MINUTE)
+
+        after = store.acquire(key, asked)
+
+        assert (within.outcome, after.outcome) == ("duplicate", "created")
+
+    def test_the_holders_window_does_not_end_what_another_policy_asks(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first", window_ms=4 * MINUTE)
+        advance(store, 5 * MINUTE)
+
+        reply = store.acquire(key, claim("second"))
+
+        assert reply.outcome == "duplicate"
+
+    def test_a_lock_whose_publisher_died_is_free_after_the_grace(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        advance(store, GRACE - MINUTE)
+        within = store.acquire(key, claim("second"))
+        advance(store, MINUTE)
+
+        after = store.acquire(key, claim("third"))
+
+        assert (within.outcome, after.outcome) == ("duplicate", "created")
+        assert list(record_of(store, key).tasks) == ["third"]
+
+    def test_a_task_that_nobody_renews_blocks_until_its_lease_ends(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first")
+        advance(store, QUEUE_LEASE - MINUTE)
+        within = store.acquire(key, claim("second"))
+        advance(store, MINUTE)
+
+        after = store.acquire(key, claim("third"))
+
+        assert (within.outcome, after.outcome) == ("duplicate", "created")
+
+    # -- several tasks of one key -------------------------------------------
+
+    def test_the_newest_of_several_holders_is_named(self, store: LockStore, key: str) -> None:
+        for task_id in ("first", "second", "third"):
+            publish(store, key, task_id, states="")
+            advance(store, MINUTE)
+
+        reply = store.acquire(key, claim("fourth"))
+
+        assert reply.holder is not None
+        assert reply.holder.task_id == "third"
+
+    def test_an_active_holder_is_named_before_a_newer_one(self, store: LockStore, key: str) -> None:
+        for task_id in ("first", "second", "third"):
+            publish(store, key, task_id, states="")
+            advance(store, MINUTE)
+        store.start(key, start("second"))
+
+        reply = store.acquire(key, claim("fourth"))
+
+        assert reply.holder is not None
+        assert (reply.holder.task_id, reply.holder.state) == ("second", State.ACTIVE)
+
+    def test_only_the_task_that_is_named_counts_the_duplicate(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first", states="")
+        advance(store, MINUTE)
+        publish(store, key, "second", states="")
+
+        store.acquire(key, claim("third"))
+
+        counts = {i: task.duplicates for i, task in record_of(store, key).tasks.items()}
+        assert counts == {"first": 0, "second": 1}
+
+    # -- the caller's own id ------------------------------------------------
+
+    @pytest.mark.parametrize("state", [state for state in State if LETTER_OF[state] in UNTIL_DONE])
+    def test_a_new_call_with_a_live_tasks_own_id_is_its_duplicate_whatever_states_it_names(
+        self, store: LockStore, key: str, state: State
+    ) -> None:
+        bring_to(store, key, "first", state)
+
+        reply = store.acquire(key, claim("first", states=""))
+
+        assert reply.outcome == "duplicate"
+        assert reply.holder is not None
+        assert reply.holder.task_id == "first"
+
+    def test_a_new_call_with_an_ended_tasks_id_begins_again_and_remembers_the_old_message(
+        self, store: LockStore, key: str
+    ) -> None:
+        bring_to(store, key, "first", State.COMPLETED)
+
+        reply = store.acquire(key, claim("first"))
+
+        assert reply.outcome == "created"
+        assert record_of(store, key).tasks == {
+            "first": TaskEntry("p", reply.now, reply.now + GRACE, "shop.rebuild", flags="m")
+        }
+
+    def test_a_new_call_with_a_marked_id_forgets_the_mark_and_remembers_the_old_message(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        store.give_back(key, "first", QUEUE_LEASE)
+
+        reply = store.acquire(key, claim("first"))
+
+        assert reply.outcome == "created"
+        created = TaskEntry("p", reply.now, reply.now + GRACE, "shop.rebuild", flags="m")
+        assert record_of(store, key) == Record(tasks={"first": created})
+
+    def test_a_duplicate_keeps_the_mark_of_its_own_id(self, store: LockStore, key: str) -> None:
+        store.acquire(key, claim("first"))
+        store.give_back(key, "first", QUEUE_LEASE)
+        publish(store, key, "second")
+
+        reply = store.acquire(key, claim("first"))
+
+        assert reply.outcome == "duplicate"
+        assert list(record_of(store, key).marks) == ["first"]
+
+    def test_the_same_attempt_asking_again_is_admitted_and_its_grace_begins_anew(
+        self, store: LockStore, key: str
+    ) -> None:
+        first = store.acquire(key, claim("first"))
+        advance(store, MINUTE)
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again == Acquired("created", None, about(first.now + MINUTE))
+        assert record_of(store, key).tasks == {
+            "first": TaskEntry("p", first.now, again.now + GRACE, "shop.rebuild")
+        }
+
+    @pytest.mark.parametrize("state", [state for state in State if state is not State.PENDING])
+    def test_the_same_attempt_asking_again_changes_nothing_once_it_is_published(
+        self, store: LockStore, key: str, state: State
+    ) -> None:
+        bring_to(store, key, "first", state)
+        before = record_of(store, key)
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again.outcome == "created"
+        assert record_of(store, key) == before
+
+    def test_the_same_attempt_asking_again_creates_what_its_lost_first_act_did_not(
+        self, store: LockStore, key: str
+    ) -> None:
+        reply = store.acquire(key, claim("first", again=True))
+
+        assert reply.outcome == "created"
+        assert record_of(store, key).tasks == {
+            "first": TaskEntry("p", reply.now, reply.now + GRACE, "shop.rebuild")
+        }
+
+    def test_the_same_attempt_asking_again_is_a_duplicate_when_another_took_the_key(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        advance(store, GRACE)
+        publish(store, key, "second")
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again.outcome == "duplicate"
+        assert again.holder is not None
+        assert again.holder.task_id == "second"
+
+    def test_the_same_attempt_asking_again_does_not_undo_the_end_of_its_copy(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        assert store.help(key, "first") == "go"
+        confirm(store, key, "first")
+        store.start(key, start("first"))
+        store.finish(key, finish("first"))
+        settle(store, key, "first")
+        before = record_of(store, key)
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again.outcome == "created"
+        assert record_of(store, key) == before
+        assert store.start(key, start("first", "d2")).verdict == "done"
+
+    def test_the_same_attempt_asking_again_does_not_undo_a_revoke(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        store.cancel(key, "first", QUEUE_LEASE)
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again.outcome == "created"
+        assert record_of(store, key) == Record(
+            marks={"first": Mark("revoked", about(again.now + QUEUE_LEASE))}
+        )
+
+    def test_the_same_attempt_asking_again_takes_back_its_withdrawal(
+        self, store: LockStore, key: str
+    ) -> None:
+        store.acquire(key, claim("first"))
+        store.give_back(key, "first", QUEUE_LEASE)
+
+        again = store.acquire(key, claim("first", again=True))
+
+        assert again.outcome == "created"
+        created = TaskEntry("p", again.now, again.now + GRACE, "shop.rebuild", flags="m")
+        assert record_of(store, key) == Record(tasks={"first": created})
+
+    # -- several claims at once ---------------------------------------------
+
+    def test_acquire_many_answers_in_the_order_of_the_claims(
+        self, store: LockStore, key: str
+    ) -> None:
+        other = fresh_key()
+
+        replies = store.acquire_many(
+            [
+                (key, claim("first")),
+                (other, claim("second")),
+                (key, claim("third")),
+                (other, claim("fourth", on_conflict="reject")),
+            ]
+        )
+
+        now = now_of(store)
+        assert replies == [
+            Acquired("created", None, about(now)),
+            Acquired("created", None, about(now)),
+            Acquired(
+                "duplicate",
+                Holder("first", State.PENDING, replies[0].now, replies[0].now + GRACE),
+                about(now),
+            ),
+            Acquired(
+                "rejected",
+                Holder("second", State.PENDING, replies[1].now, replies[1].now + GRACE),
+                about(now),
+            ),
+        ]
+
+    def test_acquire_many_of_nothing_answers_nothing(self, store: LockStore) -> None:
+        assert store.acquire_many([]) == []
+
+    def test_a_retried_task_still_counts_its_duplicates(self, store: LockStore, key: str) -> None:
+        run(store, key, "first")
+        store.acquire(key, claim("second"))
+        retry(store, key, "first")
+
+        store.acquire(key, claim("third"))
+
+        assert task_of(store, key, "first").duplicates == 2

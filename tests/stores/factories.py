@@ -1,0 +1,152 @@
+"""What tests ask of a store, with the parts that do not matter filled in.
+
+Every duration is a multiple of a minute, so that the few milliseconds between
+two acts can never be mistaken for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+import pytest
+
+from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start, Started
+from celery_unique.stores.record import Record, State, TaskEntry, letters
+
+MINUTE = 60_000
+GRACE = 2 * MINUTE
+RUN_LEASE = 5 * MINUTE
+QUEUE_LEASE = 60 * MINUTE
+RETENTION = 240 * MINUTE
+
+UNTIL_DONE = letters(["pending", "scheduled", "available", "active", "retryable"])
+EVERY_STATE = letters(State)
+SUCCESS = letters(["completed"])
+
+_numbers = itertools.count()
+
+
+def fresh_key() -> str:
+    """A key as the library makes them, not used before in this process."""
+    return "1:" + hashlib.sha256(str(next(_numbers)).encode()).hexdigest()
+
+
+def about(time_ms: int) -> Any:
+    """Equal to a time up to half a minute away: real time goes on between two acts."""
+    return pytest.approx(time_ms, abs=MINUTE // 2)
+
+
+def advance(store: LockStore, by_ms: int) -> None:
+    store.clock_offset_ms += by_ms
+
+
+def now_of(store: LockStore) -> int:
+    return store.read("1:no such key")[1]
+
+
+def claim(task_id: str, **fields: Any) -> Claim:
+    defaults: dict[str, Any] = {"states": UNTIL_DONE, "grace_ms": GRACE}
+    return Claim(task_id, "shop.rebuild", **{**defaults, **fields})
+
+
+def start(task_id: str, delivery: str = "d1", **fields: Any) -> Start:
+    defaults: dict[str, Any] = {"lease_ms": QUEUE_LEASE, "run_lease_ms": RUN_LEASE}
+    return Start(task_id, delivery, "shop.rebuild", **{**defaults, **fields})
+
+
+def running(key: str, task_id: str, delivery: str = "d1", **fields: Any) -> Held:
+    """A line of a renewal for a body that runs."""
+    defaults: dict[str, Any] = {"lease_ms": QUEUE_LEASE, "run_lease_ms": RUN_LEASE}
+    return Held(key, task_id, delivery, **{**defaults, **fields})
+
+
+def held(key: str, task_id: str, lease_ms: int = QUEUE_LEASE) -> Held:
+    """A line of a renewal for a message that waits in a worker."""
+    return Held(key, task_id, "", lease_ms)
+
+
+def finish(task_id: str, delivery: str = "d1", **fields: Any) -> Finish:
+    defaults: dict[str, Any] = {
+        "state": State.COMPLETED,
+        "retention_ms": RETENTION,
+        "mark_ms": QUEUE_LEASE,
+    }
+    return Finish(task_id, delivery, **{**defaults, **fields})
+
+
+# -- a task brought to a state ------------------------------------------------
+
+
+def publish(store: LockStore, key: str, task_id: str, **fields: Any) -> None:
+    """The whole of a call that is admitted: acquire, and confirm after the publish."""
+    assert store.acquire(key, claim(task_id, **fields)).outcome == "created"
+    confirm(store, key, task_id)
+
+
+def confirm(store: LockStore, key: str, task_id: str, lease_ms: int = QUEUE_LEASE) -> None:
+    store.confirm(key, task_id, lease_ms)
+    store.flush()
+
+
+def run(store: LockStore, key: str, task_id: str, delivery: str = "d1", **fields: Any) -> Started:
+    """Publish and start."""
+    publish(store, key, task_id, **fields)
+    started = store.start(key, start(task_id, delivery))
+    assert started.verdict == "run"
+    return started
+
+
+def retry(
+    store: LockStore,
+    key: str,
+    task_id: str,
+    delivery: str = "d1",
+    *,
+    lease_ms: int = QUEUE_LEASE,
+    copies: bool = False,
+) -> None:
+    store.retry(key, task_id, delivery, lease_ms, copies)
+    store.flush()
+
+
+def settle(
+    store: LockStore,
+    key: str,
+    task_id: str,
+    delivery: str = "d1",
+    *,
+    mark_done: bool = False,
+    **fields: Any,
+) -> None:
+    store.settle(key, finish(task_id, delivery, **fields), mark_done)
+    store.flush()
+
+
+def bring_to(store: LockStore, key: str, task_id: str, state: State) -> None:
+    """Publish a task that keeps every final state, and bring it to ``state``."""
+    keep = letters(["completed", "discarded", "cancelled"])
+    if state is State.PENDING:
+        store.acquire(key, claim(task_id, keep=keep))
+    elif state is State.SCHEDULED:
+        publish(store, key, task_id, keep=keep, delay_ms=10 * MINUTE)
+    elif state is State.AVAILABLE:
+        publish(store, key, task_id, keep=keep)
+    else:
+        run(store, key, task_id, keep=keep)
+    if state is State.RETRYABLE:
+        retry(store, key, task_id)
+    elif state in (State.COMPLETED, State.DISCARDED, State.CANCELLED):
+        store.finish(key, finish(task_id, state=state))
+
+
+# -- what is recorded ---------------------------------------------------------
+
+
+def record_of(store: LockStore, key: str) -> Record:
+    return store.read(key)[0]
+
+
+def task_of(store: LockStore, key: str, task_id: str) -> TaskEntry:
+    return record_of(store, key).tasks[task_id]

@@ -1,0 +1,168 @@
+"""Sixteen processes at the same moment: one winner, whom everybody names."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.stores.racing import (
+    PROCESSES,
+    Attempt,
+    Call,
+    RacerFailed,
+    Racers,
+    acquire_racer,
+    failing_racer,
+    overlap_of,
+    racy_acquire_racer,
+    start_racer,
+    token_racer,
+    tokens_out_of_order,
+    wrong_rounds,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+RACED = [
+    pytest.param("redis_url", id="redis", marks=pytest.mark.server),
+    pytest.param("sqlite_url", id="sqlite"),
+    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(scope="module")
+def racers() -> Iterator[Racers]:
+    with Racers() as racers:
+        yield racers
+
+
+@pytest.fixture(params=RACED)
+def raced_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.mark.slow
+def test_every_round_has_one_winner_whom_all_losers_name(
+    racers: Racers,
+    raced_url: str,
+    request: pytest.FixtureRequest,
+    report: Callable[[str], None],
+) -> None:
+    began = time.monotonic()
+
+    rounds = racers.race(acquire_racer, raced_url, "acquire")
+
+    took_s = time.monotonic() - began
+    wins = Counter(
+        number for calls in rounds for number, call in enumerate(calls) if call.answer.created
+    )
+    wrong, overlap = wrong_rounds(rounds), overlap_of(rounds)
+    report(
+        f"race on {request.node.callspec.id}: {PROCESSES} processes, {len(rounds)} rounds, "
+        f"{len(rounds) - len(wrong)} with one winner whom all others name; {overlap}; "
+        f"{len(wins)} processes won at least once; {took_s:.1f} s"
+    )
+    assert wrong == []
+    assert overlap.share >= 0.9
+
+
+@pytest.mark.slow
+def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
+    racers: Racers,
+    raced_url: str,
+    request: pytest.FixtureRequest,
+    report: Callable[[str], None],
+) -> None:
+    rounds = racers.race(start_racer, raced_url, "start", rounds=300)
+
+    tokens = [[call.answer for call in calls if call.answer is not None] for calls in rounds]
+    overlap = overlap_of(rounds)
+    report(f"starts on {request.node.callspec.id}: {PROCESSES} processes, {overlap}")
+    assert [len(of_round) for of_round in tokens] == [1] * len(rounds)
+    in_order = [token for of_round in tokens for token in of_round]
+    assert in_order == sorted(set(in_order))
+    assert overlap.share >= 0.9
+
+
+@pytest.mark.slow
+def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
+    racers: Racers, raced_url: str
+) -> None:
+    rounds = racers.race(token_racer, raced_url, "tokens", rounds=100)
+
+    calls = [call for calls in rounds for call in calls]
+    assert len({call.answer for call in calls}) == len(calls)
+    assert tokens_out_of_order(calls) == []
+
+
+# -- the checks can fail ------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_a_store_that_looks_first_and_writes_then_is_caught(
+    racers: Racers, redis_url: str, report: Callable[[str], None]
+) -> None:
+    rounds = racers.race(racy_acquire_racer, redis_url, "racy", rounds=200)
+
+    wrong = wrong_rounds(rounds)
+    report(f"race on a racy store: {len(rounds)} rounds, {len(wrong)} faults found")
+    assert wrong != []
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_reported_and_the_next_race_goes_on(
+    racers: Racers, sqlite_url: str
+) -> None:
+    with pytest.raises(RacerFailed, match="the lights went out"):
+        racers.race(failing_racer, rounds=2)
+
+    assert wrong_rounds(racers.race(acquire_racer, sqlite_url, "after", rounds=2)) == []
+
+
+def _round(*answers: Attempt) -> list[Call]:
+    return [Call(0, 1, answer) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("calls", "problems"),
+    [
+        (_round(Attempt(True, "a"), Attempt(False, "a")), []),
+        (
+            _round(Attempt(True, "a"), Attempt(True, "b")),
+            ["round 0: 2 winners: ['a', 'b']"],
+        ),
+        (
+            _round(Attempt(True, "a"), Attempt(False, "b")),
+            ["round 0: losers name ['b'], the winner is ['a']"],
+        ),
+        (
+            _round(Attempt(False, "b"), Attempt(False, "b")),
+            ["round 0: 0 winners: []", "round 0: losers name ['b'], the winner is []"],
+        ),
+    ],
+)
+def test_a_round_is_right_only_with_one_winner_whom_all_losers_name(
+    calls: list[Call], problems: list[str]
+) -> None:
+    assert wrong_rounds([calls]) == problems
+
+
+def test_calls_that_only_touch_do_not_overlap() -> None:
+    touching = [Call(0, 5, None), Call(5, 9, None)]
+    crossing = [Call(0, 6, None), Call(5, 9, None), Call(6, 7, None)]
+
+    overlap = overlap_of([touching, crossing])
+
+    assert (overlap.rounds, overlap.overlapped, overlap.at_once) == (2, 1, 1.5)
+
+
+def test_tokens_are_compared_only_where_one_call_came_after_the_other() -> None:
+    first, beside, after = Call(0, 5, 20), Call(4, 9, 10), Call(6, 8, 15)
+
+    assert tokens_out_of_order([first, beside]) == []
+    assert tokens_out_of_order([first, beside, after]) == [(first, after)]

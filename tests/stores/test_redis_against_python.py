@@ -1,0 +1,225 @@
+"""The acts are written twice, in Python and in Lua: random sequences must not tell them apart.
+
+Both stores read the same machine's clock and are moved together. Every duration is a
+multiple of ten seconds and a sequence takes far less, so that the few milliseconds between
+the same act on both never decide anything; times are compared to within five seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from celery_unique.stores import open_store
+from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
+from celery_unique.stores.record import LETTER_OF, State
+
+SEQUENCES = 60
+ACTS = 40
+STEP_MS = 10_000
+KEY = "1:5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"
+
+#: Names and arguments that JSON and Lua's JSON write differently.
+NAMES = ["shop.rebuild", "", "größe/量\"\\'", "a b\n"]
+IDS = ["a", "b", "c", "ä:1"]
+DELIVERIES = ["", "d1", "d2", "d3"]
+STRATEGIES = ["ignore", "ignore", "reject", "replace", "replace_except_schedule", "rerun"]
+FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
+
+Act = Callable[[LockStore], Any]
+
+
+class Acts:
+    """Draws acts; a drawn act is the same whenever it is applied."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        # Half a step off, so that no deadline of a lost task falls on another one's.
+        self._created_at = time.time_ns() // 1_000_000 + STEP_MS // 2
+        self._started = ("a", "d1")
+
+    def draw(self) -> Act:
+        kinds = [self.acquire] * 4 + [self.start] * 3 + [self.finish] * 3 + [self.confirm] * 2
+        kinds += [self.give_back, self.help, self.cancel, self.release, self.renew, self.retry]
+        kinds += [self.forget, self.settle, self.settle, self.acquire_many, self.wait, self.wait]
+        return self._random.choice(kinds)()
+
+    def acquire(self) -> Act:
+        claim = self._claim()
+        return lambda store: store.acquire(KEY, claim)
+
+    def acquire_many(self) -> Act:
+        # In one millisecond: in every state, so that at most one of them is admitted.
+        alone = {"states": "pswrtcdx", "on_conflict": "ignore", "parent": ""}
+        claims = [(KEY, replace(self._claim(), **alone)) for _ in range(3)]
+        return lambda store: store.acquire_many(claims)
+
+    def _claim(self) -> Claim:
+        pick = self._random.choice
+        return Claim(
+            pick(IDS),
+            pick(NAMES),
+            states=self._letters(list(LETTER_OF.values())),
+            grace_ms=self._duration(),
+            on_conflict=pick(STRATEGIES),
+            parent=pick(["", "", *IDS]),
+            max_wait_ms=pick([0, self._duration()]),
+            window_ms=pick([0, 0, self._duration()]),
+            delay_ms=pick([0, 0, self._duration()]),
+            keep=self._letters(["c", "d", "x"]),
+            keep_ms=pick([0, 0, self._duration()]),
+            arguments=pick(["", "", "f1/ü"]),
+            again=pick([False, False, True]),
+        )
+
+    def forget(self) -> Act:
+        task_id = self._id()
+        return lambda store: store.forget(KEY, task_id)
+
+    def confirm(self) -> Act:
+        task_id, lease = self._id(), self._duration()
+        return lambda store: store.confirm(KEY, task_id, lease)
+
+    def give_back(self) -> Act:
+        task_id, mark = self._id(), self._duration()
+        return lambda store: store.give_back(KEY, task_id, mark)
+
+    def help(self) -> Act:
+        task_id = self._id()
+        return lambda store: store.help(KEY, task_id)
+
+    def cancel(self) -> Act:
+        task_id, mark = self._id(), self._duration()
+        return lambda store: store.cancel(KEY, task_id, mark)
+
+    def release(self) -> Act:
+        task_id = self._random.choice([None, self._id()])
+        return lambda store: store.release(KEY, task_id)
+
+    def start(self) -> Act:
+        pick = self._random.choice
+        self._created_at += 1
+        self._started = (self._id(), pick(DELIVERIES[1:]))
+        start = Start(
+            *self._started,
+            pick(NAMES),
+            lease_ms=self._duration(),
+            run_lease_ms=self._duration(),
+            mark_ms=self._duration(),
+            created_at=pick([0, self._created_at - STEP_MS * self._random.randint(1, 9)]),
+            window_ms=pick([0, self._duration()]),
+            keep=self._letters(["c", "d", "x"]),
+            arguments=pick(["", "f2"]),
+        )
+        return lambda store: store.start(KEY, start)
+
+    def renew(self) -> Act:
+        running = [self._running() for _ in range(3)]
+        held = [(self._id(), "") for _ in range(3)]
+        lines = [Held(KEY, *one, self._duration(), self._duration()) for one in running + held]
+        return lambda store: store.renew(lines)
+
+    def retry(self) -> Act:
+        (task_id, delivery), lease = self._running(), self._duration()
+        copies = self._random.random() < 0.3
+        return lambda store: store.retry(KEY, task_id, delivery, lease, copies)
+
+    def finish(self) -> Act:
+        finish = self._finish()
+        return lambda store: store.finish(KEY, finish)
+
+    def settle(self) -> Act:
+        finish, mark_done = self._finish(), self._random.random() < 0.3
+        return lambda store: store.settle(KEY, finish, mark_done)
+
+    def _finish(self) -> Finish:
+        pick = self._random.choice
+        return Finish(
+            *self._running(),
+            pick(FINAL),
+            retention_ms=pick([0, self._duration()]),
+            mark_ms=self._duration(),
+            settle_later=self._random.random() < 0.4,
+        )
+
+    def wait(self) -> Act:
+        duration = self._duration()
+
+        def move(store: LockStore) -> None:
+            store.clock_offset_ms += duration
+
+        return move
+
+    def _running(self) -> tuple[str, str]:
+        """Most often what was started last, or a sequence would seldom reach an end."""
+        if self._random.random() < 0.7:
+            return self._started
+        return self._id(), self._random.choice(DELIVERIES)
+
+    def _id(self) -> str:
+        return self._random.choice(IDS)
+
+    def _duration(self) -> int:
+        return STEP_MS * self._random.randint(1, 6)
+
+    def _letters(self, letters: list[str]) -> str:
+        return "".join(letter for letter in letters if self._random.random() < 0.6)
+
+
+def plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def about(value: Any) -> Any:
+    """Equal to the same plain value with its times, in ms or us, up to five seconds away."""
+    if isinstance(value, dict):
+        return {name: about(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [about(each) for each in value]
+    if isinstance(value, int) and value > 10**12:
+        return pytest.approx(value, abs=5_000 if value < 10**15 else 5_000_000)
+    return value
+
+
+@pytest.fixture(params=["redis_url", "valkey_url"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("part", range(2))
+def test_every_act_leaves_the_same_record_and_reply_as_in_python(
+    server_url: str, part: int
+) -> None:
+    for seed in range(part * SEQUENCES, (part + 1) * SEQUENCES):
+        python, lua = open_store("memory://"), open_store(server_url, namespace=str(seed))
+        acts = Acts(seed)
+
+        for number in range(ACTS):
+            act = acts.draw()
+            replies = []
+            for store in (python, lua):
+                # Two tasks never have the same age: which one is named would be chance.
+                store.clock_offset_ms += 2
+                replies.append(plain(act(store)))
+                store.flush()
+            expected, actual = plain(python.read(KEY)[0]), plain(lua.read(KEY)[0])
+            if not expected["token"]:
+                # A record that lapsed takes the last token along, in Redis when it expires:
+                # the clock keeps tokens growing in both.
+                actual["token"] = 0
+
+            where = f"act {number} of seed {seed}"
+            assert replies[1] == about(replies[0]), where
+            assert actual == about(expected), where
+        lua.close()

@@ -1,0 +1,510 @@
+"""Redis when it is slow, gone, back again, or shared by threads and processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.stores.base import Finish
+from celery_unique.stores.record import State
+from celery_unique.stores.redis import RedisStore
+from celery_unique.stores.redis.connections import MOST_IDLE
+from tests.kit import RedisServer, TcpProxy
+from tests.kit.server import HOST, free_port
+from tests.stores.factories import (
+    MINUTE,
+    QUEUE_LEASE,
+    claim,
+    fresh_key,
+    publish,
+    running,
+    task_of,
+)
+
+TIMEOUT_S = 0.4
+#: What a test run on a busy machine may add to a time-out.
+SLACK_S = 0.6
+
+
+@pytest.fixture(params=["redis_url", "valkey_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[RedisStore]:
+    with closing(RedisStore.from_url(url)) as store:
+        yield store
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+# -- one-way acts -------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_flush_waits_for_everything_sent_before(store: RedisStore) -> None:
+    keys = [fresh_key() for _ in range(1000)]
+    store.acquire_many([(key, claim("a")) for key in keys])
+
+    for key in keys:
+        store.confirm(key, "a", QUEUE_LEASE)
+    store.flush()
+
+    assert {record.tasks["a"].state for _, record in store.walk()} == {"w"}
+
+
+@pytest.mark.server
+def test_flush_without_anything_sent_connects_to_nothing() -> None:
+    RedisStore.from_url(f"redis://{HOST}:{free_port()}").flush()
+
+
+@pytest.mark.server
+def test_a_one_way_act_notices_that_the_server_was_restarted(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer, append_only=True)
+    with closing(RedisStore.from_url(server.url)) as store:
+        publish(store, fresh_key(), "warm")
+        store.acquire(key, claim("a"))
+        server.restart()
+
+        store.confirm(key, "a", QUEUE_LEASE)
+        store.flush()
+
+        assert task_of(store, key, "a").state == "w"
+
+
+@pytest.mark.server
+def test_a_stalled_server_holds_a_one_way_act_no_longer_than_the_time_out(
+    redis_url: str, start_proxy: Callable[[int], TcpProxy], redis_server: RedisServer
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=TIMEOUT_S)) as store:
+        publish(store, fresh_key(), "warm")
+        proxy.stall()
+        settled = Finish("x" * 10_000, "d1", State.COMPLETED, 0, 0)
+        slowest = 0.0
+
+        def settle_until_no_buffer_takes_more() -> None:
+            nonlocal slowest
+            for _ in range(10_000):
+                begun = time.monotonic()
+                try:
+                    store.settle("1:00", settled, False)
+                finally:
+                    slowest = max(slowest, time.monotonic() - begun)
+
+        with pytest.raises(StoreUnavailable, match="in time"):
+            settle_until_no_buffer_takes_more()
+        proxy.restore()
+        store.confirm("1:00", "a", QUEUE_LEASE)
+        store.flush()
+
+        assert slowest < TIMEOUT_S + SLACK_S
+
+
+@pytest.mark.server
+def test_replies_that_are_not_off_are_read_and_forgotten(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """A proxy may ignore CLIENT REPLY OFF."""
+    packed = redis.Connection.pack_command
+
+    def deaf(self: Any, *arguments: Any) -> Any:
+        turns_off = arguments == ("CLIENT", "REPLY", "OFF")
+        return packed(self, "CLIENT", "REPLY", "ON") if turns_off else packed(self, *arguments)
+
+    monkeypatch.setattr(redis.Connection, "pack_command", deaf)
+    for _ in range(20):
+        publish(store, key, "a")
+        store.confirm(key, "a", QUEUE_LEASE)
+        store.cancel(key, "a", MINUTE)
+        key = fresh_key()
+
+    store.flush()
+
+
+# -- time-outs and errors -----------------------------------------------------
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port that accepts and never answers."""
+    with socket.create_server((HOST, 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+ACTS: dict[str, Callable[[RedisStore], Any]] = {
+    "acquire": lambda store: store.acquire("1:00", claim("a")),
+    "confirm": lambda store: store.confirm("1:00", "a", QUEUE_LEASE),
+    "renew": lambda store: store.renew([running("1:00", "a")]),
+    "read": lambda store: store.read("1:00"),
+    "walk": lambda store: list(store.walk()),
+    "ping": lambda store: store.ping(),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("credentials", ["", "user:secret@"])
+def test_a_refused_port_is_told_at_once(act: str, credentials: str) -> None:
+    port = free_port()
+    store = RedisStore.from_url(f"redis://{credentials}{HOST}:{port}/3", timeout_s=TIMEOUT_S)
+
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable) as caught:
+        ACTS[act](store)
+
+    assert time.monotonic() - begun < TIMEOUT_S + SLACK_S
+    assert caught.value.store == f"{HOST}:{port}/3"
+    assert f"Redis at {HOST}:{port}/3, cannot be reached" in str(caught.value)
+
+
+@pytest.mark.parametrize("act", [name for name in ACTS if name != "confirm"])
+@pytest.mark.parametrize("database", [0, 3])
+def test_a_server_that_never_answers_is_given_up_within_the_time_out(
+    act: str, database: int
+) -> None:
+    with black_hole() as port:
+        store = RedisStore.from_url(f"redis://{HOST}:{port}/{database}", timeout_s=TIMEOUT_S)
+
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="in time"):
+            ACTS[act](store)
+
+        assert time.monotonic() - begun < TIMEOUT_S + SLACK_S
+
+
+@pytest.mark.server
+def test_a_frozen_server_is_given_up_within_the_time_out(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer)
+    store = RedisStore.from_url(server.url, timeout_s=TIMEOUT_S)
+    store.acquire(key, claim("a"))
+    server.sigstop()
+
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="in time"):
+        store.acquire(key, claim("b"))
+    took = time.monotonic() - begun
+    server.sigcont()
+
+    assert TIMEOUT_S * 0.9 < took < TIMEOUT_S + SLACK_S
+    assert store.acquire(key, claim("b")).outcome == "duplicate"
+
+
+@pytest.mark.server
+def test_a_restarted_server_is_used_again_without_an_error(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer, append_only=True)
+    store = RedisStore.from_url(server.url)
+    store.acquire(key, claim("a"))
+    server.restart()
+
+    duplicate = store.acquire(key, claim("b"))
+
+    assert duplicate.holder is not None
+    assert duplicate.holder.task_id == "a"
+
+
+@pytest.mark.server
+def test_a_killed_server_is_told_and_its_return_is_noticed(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer, append_only=True)
+    store = RedisStore.from_url(server.url, timeout_s=TIMEOUT_S)
+    publish(store, key, "a")
+    server.kill()
+
+    with pytest.raises(StoreUnavailable):
+        store.acquire(key, claim("b"))
+    with pytest.raises(StoreUnavailable):
+        store.confirm(key, "a", QUEUE_LEASE)
+    server.restart()
+
+    assert store.acquire(key, claim("b")).outcome == "duplicate"
+    store.confirm(key, "a", QUEUE_LEASE)
+    store.flush()
+
+
+PASSWORD = "s3cret/of the:shop"
+
+
+@pytest.mark.server
+def test_a_password_is_used_and_never_told(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer)
+    with server.client() as admin:
+        admin.acl_setuser(
+            "shop", enabled=True, passwords=f"+{PASSWORD}", keys="*", commands=["+@all"]
+        )
+        admin.acl_setuser("default", enabled=False)
+    quoted = PASSWORD.replace("/", "%2F").replace(" ", "%20").replace(":", "%3A")
+    place = f"{HOST}:{server.port}/1"
+
+    right = RedisStore.from_url(f"redis://shop:{quoted}@{place}")
+    publish(right, key, "a")
+    errors = []
+    for credentials in (f"shop:{quoted}x@", f"wrong:{quoted}@", ""):
+        store = RedisStore.from_url(f"redis://{credentials}{place}")
+        with pytest.raises(StoreUnavailable, match="refused: ") as caught:
+            store.acquire(key, claim("b"))
+        errors.append(caught.value)
+
+    assert task_of(right, key, "a").state == "w"
+    for error in errors:
+        told = f"{error} {error!r} {error.to_ojs()} {error.store}"
+        assert PASSWORD not in told
+        assert quoted not in told
+    assert PASSWORD not in repr(right)
+    assert right.fingerprint() == RedisStore.from_url(f"redis://{place}").fingerprint()
+
+
+@pytest.mark.server
+def test_what_the_server_says_is_passed_on(
+    start_server: Callable[..., RedisServer], key: str
+) -> None:
+    server = start_server(RedisServer)
+    store = RedisStore.from_url(server.url)
+    store.acquire(key, claim("a"))
+    with server.client() as admin:
+        [name] = admin.keys()
+        admin.set(name, "not a hash")
+        with pytest.raises(StoreUnavailable, match="wrong kind of value"):
+            store.acquire(key, claim("b"))
+        with pytest.raises(StoreUnavailable, match="wrong kind of value"):
+            store.read(key)
+
+        admin.config_set("maxmemory", 1)
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            store.acquire(fresh_key(), claim("a"))
+        admin.config_set("maxmemory", 0)
+
+        admin.replicaof(HOST, free_port())
+        with pytest.raises(StoreUnavailable, match="read only replica"):
+            store.acquire(fresh_key(), claim("a"))
+        admin.replicaof("no", "one")
+
+    assert store.acquire(fresh_key(), claim("a")).outcome == "created"
+
+
+@pytest.mark.server
+def test_a_database_that_is_not_there_is_told(redis_server: RedisServer) -> None:
+    store = RedisStore.from_url(f"redis://{HOST}:{redis_server.port}/99999")
+
+    with pytest.raises(StoreUnavailable, match="DB index"):
+        store.ping()
+
+
+# -- replies that get lost ----------------------------------------------------
+
+
+class Losing(redis.Connection):
+    """Carries one command out and then fails, as if the reply were lost."""
+
+    error: BaseException | None = None
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        reply = super().read_response(*args, **kwargs)
+        error, Losing.error = Losing.error, None
+        if error is not None:
+            raise error
+        return reply
+
+
+@pytest.fixture
+def losing_store(redis_url: str) -> Iterator[RedisStore]:
+    address = RedisStore.from_url(redis_url)._address
+    with closing(RedisStore(replace(address, connection_class=Losing))) as store:
+        store.ping()
+        yield store
+        Losing.error = None
+
+
+@pytest.mark.server
+def test_a_call_whose_reply_was_lost_is_not_its_own_duplicate(
+    losing_store: RedisStore, key: str
+) -> None:
+    Losing.error = redis.ConnectionError("reset by peer")
+
+    acquired = losing_store.acquire(key, claim("a"))
+
+    assert acquired.outcome == "created"
+    assert task_of(losing_store, key, "a").duplicates == 0
+
+
+@pytest.mark.server
+def test_a_batch_whose_replies_were_lost_goes_on_where_it_broke(losing_store: RedisStore) -> None:
+    keys = [fresh_key() for _ in range(20)]
+    losing_store.acquire_many([(key, claim("warm")) for key in keys[:1]])
+    Losing.error = redis.ConnectionError("reset by peer")
+
+    outcomes = losing_store.acquire_many([(key, claim("a")) for key in keys])
+
+    assert [one.outcome for one in outcomes] == ["duplicate"] + ["created"] * 19
+
+
+@pytest.mark.server
+def test_a_time_out_is_not_tried_again(losing_store: RedisStore, key: str) -> None:
+    Losing.error = redis.TimeoutError("no reply")
+
+    with pytest.raises(StoreUnavailable, match="in time"):
+        losing_store.acquire(key, claim("a"))
+
+    assert losing_store.acquire(key, claim("a", again=True)).outcome == "created"
+
+
+@pytest.mark.server
+def test_an_interrupted_act_leaves_no_reply_to_the_next_one(
+    losing_store: RedisStore, key: str
+) -> None:
+    """Celery's soft time limit is raised wherever the body happens to be."""
+    publish(losing_store, key, "a")
+    Losing.error = KeyboardInterrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        losing_store.help(key, "a")
+
+    assert losing_store.cancel(key, "a", MINUTE) == "cancelled"
+
+
+# -- threads, greenlets and processes -----------------------------------------
+
+
+@pytest.mark.server
+def test_32_threads_share_one_store(store: RedisStore) -> None:
+    keys = [fresh_key() for _ in range(30)]
+    barrier = threading.Barrier(32)
+
+    def call(number: int) -> list[str]:
+        barrier.wait()
+        winners = []
+        for key in keys:
+            mine = f"{number} {key}"
+            acquired = store.acquire(key, claim(mine))
+            store.confirm(key, mine, QUEUE_LEASE)
+            winners.append(acquired.holder.task_id if acquired.holder else mine)
+        return winners
+
+    with ThreadPoolExecutor(32) as threads:
+        told = list(threads.map(call, range(32)))
+    store.flush()
+
+    assert len({tuple(winners) for winners in told}) == 1
+    assert all(winner.endswith(key) for winner, key in zip(told[0], keys, strict=True))
+    assert {task_of(store, key, told[0][n]).state for n, key in enumerate(keys)} == {"w"}
+
+
+@pytest.mark.server
+def test_a_burst_leaves_a_bounded_number_of_connections(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    with closing(RedisStore.from_url(redis_url)) as store:
+        barrier = threading.Barrier(MOST_IDLE + 40)
+
+        def ask(_: int) -> None:
+            taken = store._connections._take(time.monotonic() + 30)
+            barrier.wait()
+            store._connections._exchange([("PING",)], [], time.monotonic() + 30, taken)
+
+        with ThreadPoolExecutor(MOST_IDLE + 40) as threads:
+            list(threads.map(ask, range(MOST_IDLE + 40)))
+
+        assert len(store._connections._idle) <= MOST_IDLE + 2  # two threads may tie
+    with redis_server.client() as client:
+        database = redis_url.rpartition("/")[2]
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            left = [each for each in client.client_list() if each["db"] == database]
+            if not left:
+                break
+            time.sleep(0.02)
+        assert left == []
+
+
+@pytest.mark.server
+def test_a_forked_child_never_uses_its_parents_connections(store: RedisStore) -> None:
+    key = fresh_key()
+    publish(store, key, "warm")
+
+    def acts(name: str) -> bool:
+        for number in range(100):
+            mine, one = f"{name} {number}", f"1:{name}{number}"
+            created = store.acquire(one, claim(mine)).outcome == "created"
+            store.confirm(one, mine, QUEUE_LEASE)
+            other = store.acquire(one, claim("another")).holder
+            if not created or other is None or other.task_id != mine:
+                return False
+        store.flush()
+        return True
+
+    store._one_way._mutex.acquire()  # a thread of the parent's is sending at this moment
+    pid = os.fork()
+    if pid == 0:
+        try:
+            right = acts("child")
+        except BaseException:
+            right = False
+        os._exit(0 if right else 1)
+    store._one_way._mutex.release()
+    parent = acts("parent")
+    _, status = os.waitpid(pid, 0)
+
+    assert parent
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert task_of(store, "1:child99", "child 99").state == "w"
+
+
+@pytest.mark.server
+def test_greenlets_share_one_store(redis_url: str) -> None:
+    program = textwrap.dedent(
+        f"""
+        from gevent import monkey; monkey.patch_all()
+        import gevent
+        from celery_unique.stores import open_store
+        from tests.stores.factories import claim, QUEUE_LEASE
+        store = open_store({redis_url!r})
+
+        def call(number):
+            for n in range(20):
+                mine = f"{{number}} {{n}}"
+                holder = store.acquire(f"1:{{n:02x}}", claim(mine)).holder
+                store.confirm(f"1:{{n:02x}}", mine, QUEUE_LEASE)
+            return holder.task_id if holder else mine
+
+        calls = [gevent.spawn(call, number) for number in range(40)]
+        gevent.joinall(calls, timeout=30, raise_error=True)
+        store.flush()
+        assert len({{call.get(block=False) for call in calls}}) == 1
+        tasks = [task for _, record in store.walk() for task in record.tasks.values()]
+        assert {{task.state for task in tasks}} == {{"w"}}
+        """
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,330 @@
+"""What is special to Redis: commands, layout, expiry, scripts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_unique.stores.redis import RedisStore, scripts
+from celery_unique.stores.redis.layout import BUCKETS, bucket_of
+from celery_unique.stores.redis.store import BATCH
+from tests.stores.factories import (
+    GRACE,
+    MINUTE,
+    QUEUE_LEASE,
+    RUN_LEASE,
+    claim,
+    finish,
+    fresh_key,
+    publish,
+    record_of,
+    running,
+    start,
+    task_of,
+)
+
+LUA = Path(scripts.__file__).parent.parent / "lua"
+
+
+@pytest.fixture(params=["redis_url", "valkey_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[RedisStore]:
+    with closing(RedisStore.from_url(url)) as store:
+        yield store
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(url) as client:
+        yield client
+
+
+# -- round trips and keys -----------------------------------------------------
+
+
+@contextmanager
+def commands_seen(client: redis.Redis) -> Iterator[list[str]]:
+    """The names of the commands that clients send meanwhile; a script's own do not count."""
+    names: list[str] = []
+    database = client.connection_pool.connection_kwargs["db"]
+    with client.client() as bell, client.monitor() as monitor:
+        bell.ping()
+        while next(monitor.listen())["command"].upper() != "PING":
+            pass  # what an earlier test still had on the way
+        yield names
+        bell.echo("that was all")
+        for seen in monitor.listen():
+            if "that was all" in seen["command"]:
+                return
+            if seen["client_type"] != "lua" and int(seen["db"]) == database:
+                names.append(seen["command"].split()[0].upper())
+
+
+@pytest.mark.server
+def test_a_new_call_and_a_duplicate_are_one_command_each(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    store.acquire(fresh_key(), claim("warm"))
+
+    with commands_seen(client) as new:
+        store.acquire(key, claim("a"))
+    with commands_seen(client) as duplicate:
+        store.acquire(key, claim("b"))
+
+    assert (new, duplicate) == (["EVALSHA"], ["EVALSHA"])
+
+
+@pytest.mark.server
+def test_start_and_finish_are_one_command_each(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, key, "a")
+    store.start(key, start("a"))
+    store.finish(key, finish("a"))
+
+    with commands_seen(client) as seen:
+        publish(store, key, "b")
+        store.start(key, start("b"))
+        store.finish(key, finish("b"))
+
+    assert seen.count("EVALSHA") == 3  # acquire, start, finish
+    assert seen.count("EVAL") == 1  # confirm, which nobody waits for
+
+
+@pytest.mark.server
+def test_a_lock_is_one_key_for_all_its_life(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, key, "a")
+    waiting = client.dbsize()
+    store.start(key, start("a"))
+    active = client.dbsize()
+    store.finish(key, finish("a"))
+
+    assert (waiting, active, client.dbsize()) == (1, 1, 0)
+
+
+@pytest.mark.server
+def test_a_batch_is_pipelined_and_keeps_its_order(store: RedisStore, client: redis.Redis) -> None:
+    keys = [fresh_key() for _ in range(BATCH)]
+    claims = [(key, claim(f"first {key}")) for key in keys]
+    claims += [(key, claim(f"second {key}")) for key in keys]
+
+    with commands_seen(client) as seen:
+        outcomes = store.acquire_many(claims)
+
+    # The script is not known yet: the first batch is sent once more, whole.
+    assert seen.count("EVALSHA") == 2 * BATCH
+    assert [one.outcome for one in outcomes[:BATCH]] == ["created"] * BATCH
+    assert [one.holder and one.holder.task_id for one in outcomes[BATCH:]] == [
+        f"first {key}" for key in keys
+    ]
+
+
+@pytest.mark.server
+def test_renewing_a_thousand_locks_is_one_stream_of_commands(store: RedisStore) -> None:
+    keys = [fresh_key() for _ in range(1000)]
+    store.acquire_many([(key, claim("a")) for key in keys])
+    for key in keys[::2]:
+        store.start(key, start("a"))
+
+    renewed = store.renew([running(key, "a") for key in keys])
+
+    assert renewed == [True, False] * 500
+
+
+# -- layout -------------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_the_record_is_a_hash_under_the_bucket_of_its_key(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    store.acquire("1:ff00", claim("a"))
+
+    assert client.keys() == [b"cu:{63}:1:ff00"]
+    assert list(client.hgetall("cu:{63}:1:ff00")) == [b"t:a"]
+
+
+@pytest.mark.parametrize("key", ["1:", "1:xyz", "user:7", "", "größe"])
+def test_any_string_has_a_bucket(key: str) -> None:
+    assert 0 <= bucket_of(key) < BUCKETS
+
+
+@pytest.mark.server
+def test_namespaces_and_prefixes_do_not_meet(url: str, key: str) -> None:
+    places: list[dict[str, str]] = [
+        {},
+        {"namespace": "shop"},
+        {"namespace": "shop:1"},
+        {"namespace": "1"},
+        {"key_prefix": "shop:"},
+        {"key_prefix": "*"},
+        {"key_prefix": "shop:", "namespace": "shop"},
+    ]
+    stores = [RedisStore.from_url(url, **place) for place in places]
+
+    outcomes = [store.acquire(key, claim(f"task {n}")) for n, store in enumerate(stores)]
+    walked = [[(k, list(record.tasks)) for k, record in store.walk()] for store in stores]
+
+    assert [each.outcome for each in outcomes] == ["created"] * len(stores)
+    assert walked == [[(key, [f"task {n}"])] for n in range(len(stores))]
+    assert len({store.fingerprint() for store in stores}) == len(stores)
+
+
+@pytest.mark.server
+def test_walk_tells_of_every_key_once(store: RedisStore, client: redis.Redis) -> None:
+    keys = sorted(fresh_key() for _ in range(700))
+    store.acquire_many([(key, claim("a")) for key in keys])
+    client.set("cu:not ours", "1")
+    client.hset("other", "t:a", "[]")
+
+    walked = [key for key, _ in store.walk(batch=10)]
+
+    assert sorted(walked) == keys
+
+
+@pytest.mark.server
+def test_a_token_of_sixteen_digits_is_kept_to_the_last(store: RedisStore, key: str) -> None:
+    publish(store, key, "a")
+
+    started = store.start(key, start("a"))
+    again = store.start(key, start("a"))
+
+    assert started.token > 10**15
+    assert again.token == started.token
+    assert record_of(store, key).token == task_of(store, key, "a").token == started.token
+
+
+@pytest.mark.server
+def test_values_of_a_newer_release_survive_a_change(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    store.acquire(key, claim("a"))
+    [name] = client.keys()
+    packed = client.hget(name, "t:a").decode()
+    longer = packed[:-1] + ',0,0,"",0,0,"",0,"","","","","","new"]'
+    client.hset(name, "t:a", longer)
+
+    store.acquire(key, claim("b"))
+
+    assert client.hget(name, "t:a").decode().endswith(',"new"]')
+    assert task_of(store, key, "a").duplicates == 1
+
+
+# -- expiry -------------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_the_record_expires_with_its_latest_deadline(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    def left() -> float:
+        [name] = client.keys()
+        return client.pttl(name)
+
+    store.acquire(key, claim("a"))
+    pending = left()
+    store.confirm(key, "a", QUEUE_LEASE)
+    store.flush()
+    waiting = left()
+    store.start(key, start("a", lease_ms=RUN_LEASE))
+    active = left()
+    store.finish(key, finish("a", settle_later=True))
+    store.settle(key, finish("a", mark_ms=3 * MINUTE), True)
+    store.flush()
+    marked = left()
+
+    near = pytest.approx
+    assert pending == near(GRACE, abs=5000)
+    assert waiting == near(QUEUE_LEASE, abs=5000)
+    assert active == near(RUN_LEASE, abs=5000)
+    assert marked == near(3 * MINUTE, abs=5000)
+
+
+@pytest.mark.server
+def test_redis_itself_deletes_a_record_that_lapsed(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    store.acquire(key, claim("a", grace_ms=30))
+
+    deadline = time.monotonic() + 5
+    while client.dbsize() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert client.dbsize() == 0
+    assert store.acquire(key, claim("b")).outcome == "created"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("offset_ms", [90 * MINUTE, -90 * MINUTE])
+def test_a_moved_clock_never_makes_a_record_vanish_early(
+    store: RedisStore, client: redis.Redis, key: str, offset_ms: int
+) -> None:
+    store.clock_offset_ms = offset_ms
+
+    store.acquire(key, claim("a"))
+
+    [name] = client.keys()
+    logically_left = task_of(store, key, "a").lease - store.read(key)[1]
+    assert client.pttl(name) >= logically_left - 5000
+
+
+# -- scripts ------------------------------------------------------------------
+
+
+def test_every_script_begins_with_its_contract_and_touches_one_key() -> None:
+    for path in LUA.glob("*.lua"):
+        text = path.read_text()
+        assert text.startswith(f"-- {path.stem}: "), path
+        assert set(re.findall(r"KEYS\[.*?\]", text)) == {"KEYS[1]"}, path
+        if path.stem != "prelude":
+            for heading in ("-- KEYS[1]  ", "-- ARGV     ", "-- Returns  "):
+                assert heading in text, (path, heading)
+
+
+@pytest.mark.server
+def test_a_script_flush_is_survived(store: RedisStore, client: redis.Redis, key: str) -> None:
+    publish(store, key, "a")
+    client.script_flush()
+
+    duplicate = store.acquire(key, claim("b"))
+    client.script_flush()
+    started = store.start(key, start("a"))
+    client.script_flush()
+    renewed = store.renew([running(key, "a")] * 3)
+
+    assert duplicate.outcome == "duplicate"
+    assert started.verdict == "run"
+    assert renewed == [True] * 3
+
+
+@pytest.mark.server
+def test_one_way_acts_survive_a_script_flush(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, fresh_key(), "warm")
+    store.acquire(key, claim("a"))
+    client.script_flush()
+
+    store.confirm(key, "a", QUEUE_LEASE)
+    store.flush()
+    confirmed = task_of(store, key, "a").state
+    store.start(key, start("a"))
+    client.script_flush()
+    store.retry(key, "a", "d1", QUEUE_LEASE, False)
+    store.flush()
+    retried = task_of(store, key, "a").state
+
+    assert (confirmed, retried) == ("w", "t")

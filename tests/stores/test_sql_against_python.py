@@ -1,0 +1,207 @@
+"""The SQL store answers as the acts in Python do, whatever comes in whatever order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_unique.stores.base import Claim, Finish, Held, Start
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record import Record, State
+from celery_unique.stores.sql import SqlStore, dialects
+from celery_unique.stores.sql.rows import FILLED_IN, PLACEHOLDER, fresh_record
+
+IDS = st.sampled_from(["a", "b", "c"])
+DELIVERIES = st.sampled_from(["d1", "d2"])
+SPANS = st.sampled_from([1, 40, 100, 1000])
+STATES = st.sampled_from(["pswrt", "pswrtc", "psw", "r", "w", "s", "p", "t", "cdx", "wrd", ""])
+TERMINAL = st.sampled_from([State.COMPLETED, State.DISCARDED, State.CANCELLED])
+FINISHES = st.builds(Finish, IDS, DELIVERIES, TERMINAL, SPANS, SPANS, st.booleans())
+
+
+def act(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(st.just(name), *arguments)
+
+
+CLAIMS = st.builds(
+    Claim,
+    task_id=IDS,
+    task_name=st.sampled_from(["", "shop.rebuild", 'odd "name" \x01lease \u2713']),
+    states=STATES,
+    grace_ms=SPANS,
+    on_conflict=st.sampled_from(
+        ["ignore", "reject", "replace", "replace_except_schedule", "rerun"]
+    ),
+    parent=st.sampled_from(["", "a", "b"]),
+    max_wait_ms=st.sampled_from([0, 20_000]),
+    keep_ms=st.sampled_from([0, 20_000]),
+    window_ms=st.sampled_from([0, 0, 30, 500]),
+    delay_ms=st.sampled_from([0, 0, 50, 300]),
+    keep=st.sampled_from(["", "c", "cdx"]),
+    arguments=st.sampled_from(["", "f00d"]),
+    again=st.sampled_from([False, False, False, True]),
+)
+ACTS = st.one_of(
+    act("acquire", CLAIMS),
+    act("acquire", CLAIMS),
+    act("acquire", CLAIMS),
+    act("confirm", IDS, SPANS),
+    act("give_back", IDS, SPANS),
+    act("help", IDS),
+    act("forget", IDS),
+    act("cancel", IDS, SPANS),
+    act("release", st.one_of(st.none(), IDS)),
+    act(
+        "start",
+        st.builds(
+            Start,
+            task_id=IDS,
+            delivery=DELIVERIES,
+            task_name=st.just("t"),
+            lease_ms=SPANS,
+            run_lease_ms=SPANS,
+            created_at=st.sampled_from([0, 1_799_999_999_900]),
+            window_ms=st.sampled_from([0, 500]),
+            keep=st.sampled_from(["", "c"]),
+        ),
+    ),
+    act("renew", IDS, st.one_of(st.just(""), DELIVERIES), SPANS),
+    act("retry", IDS, DELIVERIES, SPANS, st.booleans()),
+    act("finish", FINISHES),
+    act("settle", FINISHES, st.booleans()),
+    act("later", st.sampled_from([0, 1, 39, 40, 60, 1000])),
+    act("sweep"),
+)
+
+
+class Clock:
+    """Microseconds that pass only when a step says so."""
+
+    def __init__(self) -> None:
+        self.us = 1_800_000_000_000_123
+
+    def __call__(self) -> int:
+        return self.us
+
+
+def play(store: Any, key: str, step: tuple[Any, ...]) -> Any:
+    name, *arguments = step
+    if name == "sweep":
+        store.sweep()  # how much there is to sweep is the store's own affair
+        return None
+    if name == "renew":
+        task_id, delivery, span = arguments
+        return store.renew([Held(key, task_id, delivery, span, span)])
+    reply = getattr(store, name)(key, *arguments)
+    store.flush()
+    return reply
+
+
+def compare(steps: list[tuple[Any, ...]], key: str, clock: Clock, store: SqlStore) -> None:
+    plain = MemoryStore()
+    plain._now_us = clock  # type: ignore[method-assign]
+    for number, step in enumerate(steps):
+        if step[0] == "later":
+            clock.us += step[1] * 1000
+            continue
+
+        expected = play(plain, key, step), plain.read(key)
+        actual = play(store, key, step), store.read(key)
+
+        for answer in (expected, actual):
+            answer[1][0].token = 0  # of a record that is gone: kept by one, not by the other
+        assert actual == expected, f"step {number}: {step}"
+        check_row(store, key)
+    assert dict(store.walk()).get(key, Record()).tasks == plain.read(key)[0].tasks
+
+
+def check_row(store: SqlStore, key: str) -> None:
+    """What stands beside the record agrees with it."""
+    row = store._database.run(lambda session: store._row(session, store._statements.see, key))
+    if row.record is None:
+        return
+    tasks = Record.loads(row.record).tasks
+    assert row.conflicts == 0 or len(tasks) == 1
+    if row.holder_state != "-":
+        (task,) = tasks.values()
+        assert not task.released
+        holder = (row.holder_state, row.holder_since, row.holder_until)
+        assert holder == (task.state, task.created_at, task.lease)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def open_sql_store(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """A store that takes the test's clock for the database's."""
+    opened: list[SqlStore] = []
+    on_client_clock = dataclasses.replace(dialects.POSTGRESQL, clock="CAST(:client_us AS BIGINT)")
+    monkeypatch.setitem(dialects.DIALECTS, "postgresql", on_client_clock)
+
+    def open_store(url: str) -> SqlStore:
+        store = SqlStore.from_url(url)
+        store._client_us = clock  # type: ignore[method-assign]
+        opened.append(store)
+        return store
+
+    yield open_store
+    for store in opened:
+        store.close()
+
+
+RELAXED = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def test_sqlite_answers_as_python_does(
+    open_sql_store: Callable[[str], SqlStore], clock: Clock, tmp_path: Path
+) -> None:
+    store = open_sql_store(f"sqlite:///{tmp_path / 'locks.db'}")
+    examples = iter(range(10**9))
+
+    @settings(RELAXED, max_examples=300)
+    @given(st.lists(ACTS, min_size=2, max_size=25))
+    def check(steps: list[tuple[Any, ...]]) -> None:
+        compare(steps, f"key {next(examples)}", clock, store)
+
+    check()
+
+
+def test_postgresql_answers_as_python_does(
+    open_sql_store: Callable[[str], SqlStore], clock: Clock, postgres_url: str
+) -> None:
+    store = open_sql_store(postgres_url)
+    examples = iter(range(10**9))
+
+    @settings(RELAXED, max_examples=60)
+    @given(st.lists(ACTS, min_size=2, max_size=25))
+    def check(steps: list[tuple[Any, ...]]) -> None:
+        compare(steps, f"key {next(examples)}", clock, store)
+
+    check()
+
+
+@given(CLAIMS)
+def test_a_fresh_record_is_what_python_would_store(claim: Claim) -> None:
+    now = 1_800_000_000_000
+    offsets = (0, claim.grace_ms, claim.keep_ms or claim.window_ms, claim.delay_ms)
+    plain = MemoryStore()
+    plain._now_us = lambda: now * 1000  # type: ignore[method-assign]
+    plain.acquire("key", claim)
+
+    text = fresh_record(claim)
+    for name, offset in zip(FILLED_IN, offsets, strict=True):
+        text = text.replace(PLACEHOLDER + name, str(now + offset))
+
+    assert text == plain.read("key")[0].dumps()

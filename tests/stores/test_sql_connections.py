@@ -1,0 +1,612 @@
+"""SQL when the database is slow, gone, back again, or shared by threads and processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.stores.sql import SqlStore
+from tests.kit import PostgresServer, TcpProxy, eventually
+from tests.stores.factories import (
+    QUEUE_LEASE,
+    claim,
+    confirm,
+    finish,
+    fresh_key,
+    publish,
+    run,
+    start,
+)
+
+TIMEOUT = 0.6
+#: What a busy machine may add to a time-out.
+SLACK = 0.7
+
+DATABASES = [
+    pytest.param("sqlite_url", id="sqlite"),
+    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(params=DATABASES)
+def sql_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., SqlStore]]:
+    stores: list[SqlStore] = []
+
+    def open_one(url: str, **options: Any) -> SqlStore:
+        store = SqlStore.from_url(url, **{"timeout_s": TIMEOUT, **options})
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer, start_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
+    return start_proxy(postgres_server.port)
+
+
+@pytest.fixture
+def key() -> str:
+    return fresh_key()
+
+
+def unavailable_within(seconds: float, act: Callable[[], Any]) -> str:
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable) as raised:
+        act()
+    took = time.monotonic() - began
+    assert took < seconds, f"{took:.2f} s"
+    return str(raised.value)
+
+
+# -- down, refused, and gone without a word ----------------------------------------------
+
+
+def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlStore]) -> None:
+    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks")
+
+    message = unavailable_within(TIMEOUT + SLACK, store.ping)
+
+    assert "127.0.0.1:1/locks" in message
+    assert "geheim" not in message
+
+
+def test_a_server_that_takes_the_connection_and_says_nothing(
+    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
+) -> None:
+    store = opened(proxy.url_of(postgres_url))
+    proxy.stall()
+
+    unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("task")))
+    proxy.restore()
+
+    assert store.acquire(key, claim("task")).outcome == "created"
+
+
+def test_an_address_nobody_answers_at(opened: Callable[..., SqlStore]) -> None:
+    store = opened("postgresql+psycopg://shop@10.255.255.1/locks")
+
+    unavailable_within(TIMEOUT + SLACK, store.ping)
+
+
+def test_a_server_that_falls_silent_in_the_middle(
+    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
+) -> None:
+    store = opened(proxy.url_of(postgres_url))
+    publish(store, key, "task")
+    proxy.stall()
+
+    for act in (
+        lambda: store.acquire(key, claim("other")),
+        lambda: store.start(key, start("task")),
+        lambda: store.read(key),
+    ):
+        message = unavailable_within(TIMEOUT + SLACK, act)
+        assert "did not answer in time" in message or "no connection within" in message
+    proxy.restore()
+
+    assert store.start(key, start("task")).verdict == "run"
+
+
+def test_an_answer_that_is_lost_means_maybe(
+    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
+) -> None:
+    store = opened(proxy.url_of(postgres_url))
+    store.ping()
+    proxy.stall_replies()
+
+    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("task")))
+    proxy.restore()
+
+    assert "the server did not answer in time" in message
+    # It was carried out; the same attempt may ask again.
+    assert store.acquire(key, claim("task", again=True)).outcome == "created"
+    assert list(store.read(key)[0].tasks) == ["task"]
+
+
+def test_a_pooled_connection_that_died_is_replaced_without_an_error(
+    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    store = opened(postgres_url)
+    publish(store, key, "task")
+
+    for act in (
+        lambda: store.acquire(key, claim("other")).outcome == "duplicate",
+        lambda: store.start(key, start("task")).verdict == "run",
+        lambda: list(store.read(key)[0].tasks) == ["task"],
+        lambda: store.acquire(fresh_key(), claim("new")).outcome == "created",
+    ):
+        hang_up(postgres_server, postgres_url)
+        assert act()
+
+
+def test_a_batch_goes_on_where_its_connection_died(
+    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    store = opened(postgres_url)
+    keys = [fresh_key() for _ in range(6)]
+    asked: list[int] = []
+
+    def hang_up_before_the_fourth(*_: Any) -> None:
+        asked.append(1)
+        if len(asked) == 4:
+            hang_up(postgres_server, postgres_url)
+
+    store.ping()
+    event.listen(store._database._engine, "before_cursor_execute", hang_up_before_the_fourth)
+
+    replies = store.acquire_many([(each, claim(f"of {each}")) for each in keys])
+
+    assert [reply.outcome for reply in replies] == ["created"] * 6
+
+
+def test_a_connection_that_breaks_between_read_and_write_is_an_error(
+    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    """Whether the write was carried out is not known, so it is not simply sent again."""
+    store = opened(postgres_url)
+    run(store, key, "task")
+    sent: list[str] = []
+
+    def hang_up_before_the_write(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
+        sent.append(sql.split(maxsplit=1)[0])
+        if sent[-1] == "DELETE":
+            hang_up(postgres_server, postgres_url)
+
+    event.listen(store._database._engine, "before_cursor_execute", hang_up_before_the_write)
+
+    with pytest.raises(StoreUnavailable):
+        store.finish(key, finish("task"))
+
+    assert sent == ["SELECT", "DELETE"]
+
+
+def hang_up(server: PostgresServer, url: str) -> None:
+    database = url.rpartition("/")[2]
+    server.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    )
+    eventually(
+        lambda: server.execute(
+            f"SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = '{database}'"
+        )[0][0]
+    )
+
+
+def test_a_server_that_was_restarted_is_used_again(
+    opened: Callable[..., SqlStore], start_server: Callable[..., Any], key: str
+) -> None:
+    server: PostgresServer = start_server(PostgresServer)
+    store = opened(server.fresh_url())
+    publish(store, key, "task")
+
+    server.kill()
+    unavailable_within(TIMEOUT + SLACK, lambda: store.start(key, start("task")))
+    server.restart()
+
+    assert store.start(key, start("task")).verdict == "run"
+
+
+def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_out(
+    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    import psycopg
+
+    store = opened(postgres_url)
+    publish(store, key, "task")
+    with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
+        other.execute("UPDATE celery_unique_lock SET token = token")
+
+        unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other")))
+        other.rollback()
+
+    assert store.acquire(key, claim("other")).outcome == "duplicate"
+
+
+# -- SQLite's one writer -------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(sqlite_url: str) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(
+        sqlite_url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False
+    )
+    yield connection
+    connection.close()
+
+
+def test_a_database_locked_for_longer_than_the_time_out(
+    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
+) -> None:
+    store = opened(sqlite_url)
+    publish(store, key, "task")
+    writer.execute("BEGIN IMMEDIATE")
+
+    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other")))
+    read = list(store.read(key)[0].tasks)
+    writer.execute("ROLLBACK")
+
+    assert "holds its write lock" in message
+    assert read == ["task"]  # readers are not kept out
+    assert store.acquire(key, claim("other")).outcome == "duplicate"
+
+
+def test_a_database_locked_for_a_moment_is_waited_for(
+    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
+) -> None:
+    store = opened(sqlite_url, timeout_s=5.0)
+    publish(store, key, "task")
+    writer.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, lambda: writer.execute("ROLLBACK")).start()
+
+    began = time.time()
+    reply = store.acquire(key, claim("other"))
+
+    assert reply.outcome == "duplicate"
+    assert reply.now >= (began + 0.2) * 1000  # the clock is not the one from before the wait
+
+
+def test_the_file_is_in_wal_mode(
+    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection
+) -> None:
+    opened(sqlite_url).ping()
+
+    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize(("asked", "level"), [("normal", 1), ("full", 2)])
+def test_how_often_sqlite_waits_for_the_disk_can_be_chosen(
+    opened: Callable[..., SqlStore], sqlite_url: str, asked: str, level: int
+) -> None:
+    from sqlalchemy import text
+
+    store = opened(f"{sqlite_url}?synchronous={asked}")
+
+    found = store._database.run(
+        lambda session: session.execute(text("PRAGMA synchronous"), {}).scalar()
+    )
+
+    assert found == level
+
+
+# -- threads, greenlets and processes --------------------------------------------------------
+
+
+def test_more_threads_than_connections_take_turns(
+    opened: Callable[..., SqlStore], sql_url: str, key: str
+) -> None:
+    store = opened(sql_url, timeout_s=10, pool_size=3)
+    connections: list[Any] = []
+    event.listen(store._database._engine, "connect", lambda *args: connections.append(args))
+
+    with ThreadPoolExecutor(24) as threads:
+        replies = list(
+            threads.map(lambda number: store.acquire(key, claim(f"{number}")), range(96))
+        )
+
+    assert [reply.outcome for reply in replies].count("created") == 1
+    assert len(connections) <= 3
+    assert [task.duplicates for task in store.read(key)[0].tasks.values()] == [95]
+
+
+def test_a_thread_that_gets_no_turn_is_told_so(
+    opened: Callable[..., SqlStore], sql_url: str
+) -> None:
+    store = opened(sql_url, pool_size=1)
+    store.ping()
+    busy, over = threading.Event(), threading.Event()
+
+    def keep_it(_session: Any) -> None:
+        busy.set()
+        over.wait(10)
+
+    keeper = threading.Thread(target=store._database.run, args=(keep_it,))
+    keeper.start()
+    busy.wait(10)
+    message = unavailable_within(TIMEOUT + SLACK, store.ping)
+    over.set()
+    keeper.join()
+
+    assert "All 1 connections" in message
+
+
+def test_a_forked_child_never_uses_its_parents_connections(
+    opened: Callable[..., SqlStore], sql_url: str
+) -> None:
+    store = opened(sql_url, timeout_s=20)
+    publish(store, fresh_key(), "warm")
+
+    def acts(name: str) -> bool:
+        for number in range(60):
+            mine, one = f"{name} {number}", f"1:{name}{number}"
+            created = store.acquire(one, claim(mine)).outcome == "created"
+            store.confirm(one, mine, QUEUE_LEASE)
+            other = store.acquire(one, claim("another")).holder
+            if not created or other is None or other.task_id != mine:
+                return False
+        store.flush()
+        return True
+
+    # Threads of the parent's are in the middle of something at this moment.
+    with store._one_way._changed:
+        store._database._turns.acquire()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                right = acts("child")
+            except BaseException:
+                right = False
+            os._exit(0 if right else 1)
+        store._database._turns.release()
+    parent = acts("parent")
+    _, status = os.waitpid(pid, 0)
+
+    assert parent
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert store.read("1:child59")[0].tasks["child 59"].state == "w"
+    assert store.read("1:parent59")[0].tasks["parent 59"].state == "w"
+
+
+def run_python(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+def test_greenlets_share_one_store(sql_url: str) -> None:
+    done = run_python(
+        f"""
+        from gevent import monkey; monkey.patch_all()
+        import gevent
+        from celery_unique.stores import open_store
+        from tests.stores.factories import claim, QUEUE_LEASE
+        store = open_store({sql_url!r}, timeout_s=20)
+
+        def call(number):
+            for n in range(10):
+                mine = f"{{number}} {{n}}"
+                holder = store.acquire(f"1:{{n:02x}}", claim(mine)).holder
+                store.confirm(f"1:{{n:02x}}", mine, QUEUE_LEASE)
+            return holder.task_id if holder else mine
+
+        calls = [gevent.spawn(call, number) for number in range(30)]
+        gevent.joinall(calls, timeout=40, raise_error=True)
+        store.flush()
+        assert len({{call.get(block=False) for call in calls}}) == 1
+        tasks = [task for _, record in store.walk() for task in record.tasks.values()]
+        assert {{task.state for task in tasks}} == {{"w"}}
+        assert sum(task.duplicates for task in tasks) == 290
+        """
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgres_url: str) -> None:
+    proxy.stall()
+
+    done = run_python(
+        f"""
+        from gevent import monkey; monkey.patch_all()
+        import gevent, time
+        from celery_unique.exceptions import StoreUnavailable
+        from celery_unique.stores import open_store
+        store = open_store({proxy.url_of(postgres_url)!r}, timeout_s=1)
+        ticks = []
+
+        def tick():
+            while True:
+                ticks.append(time.monotonic())
+                gevent.sleep(0.02)
+
+        gevent.spawn(tick)
+        try:
+            store.ping()
+        except StoreUnavailable:
+            pass
+        else:
+            raise SystemExit("answered")
+        pauses = [after - before for before, after in zip(ticks, ticks[1:])]
+        assert len(ticks) > 10 and max(pauses) < 0.5, pauses
+        """
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_confirms_are_carried_out_before_the_program_ends(
+    opened: Callable[..., SqlStore], sql_url: str
+) -> None:
+    done = run_python(
+        f"""
+        from celery_unique.stores import open_store
+        from tests.stores.factories import claim, QUEUE_LEASE
+        store = open_store({sql_url!r})
+        for number in range(50):
+            store.acquire(f"1:{{number}}", claim("task"))
+        for number in range(50):
+            store.confirm(f"1:{{number}}", "task", QUEUE_LEASE)
+        """
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    states = [record.tasks["task"].state for _, record in opened(sql_url).walk()]
+    assert states == ["w"] * 50
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_confirms_are_carried_out_before_a_child_process_ends(
+    opened: Callable[..., SqlStore], sqlite_url: str, tmp_path: Path, method: str
+) -> None:
+    program = tmp_path / "calls.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing
+            from celery_unique.stores import open_store
+            from tests.stores.factories import claim, QUEUE_LEASE
+
+            def call():
+                store = open_store({sqlite_url!r})
+                for number in range(50):
+                    store.acquire(f"1:{{number}}", claim("task"))
+                for number in range(50):
+                    store.confirm(f"1:{{number}}", "task", QUEUE_LEASE)
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context({method!r}).Process(target=call)
+                child.start()
+                child.join()
+            """
+        )
+    )
+
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    states = [record.tasks["task"].state for _, record in opened(sqlite_url).walk()]
+    assert states == ["w"] * 50
+
+
+def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(
+    proxy: TcpProxy, postgres_url: str
+) -> None:
+    proxy.stall()
+
+    began = time.monotonic()
+    done = run_python(
+        f"""
+        from celery_unique.stores import open_store
+        store = open_store({proxy.url_of(postgres_url)!r}, timeout_s=1)
+        for number in range(50):
+            store.confirm("1:secret", "task", 1000)
+        """
+    )
+
+    assert done.returncode == 0
+    assert time.monotonic() - began < 8
+    assert "one-way acts on the lock store were not carried out" in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_a_confirm_that_failed_is_logged_without_its_key(
+    opened: Callable[..., SqlStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks")
+
+    with caplog.at_level(logging.WARNING):
+        store.confirm("1:secret", "task", QUEUE_LEASE)
+        store.flush()
+
+    assert "Connection refused" in caplog.text
+    assert "secret" not in caplog.text
+    assert "geheim" not in caplog.text
+
+
+def test_a_closed_store_is_used_again(
+    opened: Callable[..., SqlStore], sql_url: str, key: str
+) -> None:
+    store = opened(sql_url, timeout_s=5)
+    store.acquire(key, claim("task"))
+    store.confirm(key, "task", QUEUE_LEASE)
+
+    store.close()
+
+    assert store.read(key)[0].tasks["task"].state == "w"
+    confirm(store, key, "task")
+
+
+def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
+    opened: Callable[..., SqlStore], postgres_url: str, key: str
+) -> None:
+    store = opened(postgres_url)
+    publish(store, key, "task")
+    stopped = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                f"""
+                import os, signal
+                from celery_unique.stores.sql import SqlStore
+                store = SqlStore.from_url({postgres_url!r}, timeout_s={TIMEOUT})
+
+                def stop(session):
+                    with store._alone(session, {key!r}):
+                        print("locked", flush=True)
+                        os.kill(os.getpid(), signal.SIGSTOP)
+
+                store._database.run(stop)
+                """
+            ),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "locked\n"
+
+        eventually(
+            lambda: store.acquire(key, claim("other")).outcome == "duplicate",
+            ignoring=StoreUnavailable,
+            timeout=5,
+        )
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+        stopped.communicate(timeout=10)

@@ -1,0 +1,807 @@
+"""What is special to the SQL store: statements, the table, races on a row, its options."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, inspect, text
+
+from celery_unique.exceptions import ConfigurationError, StoreUnavailable
+from celery_unique.stores import acts, open_store
+from celery_unique.stores.base import Acquired
+from celery_unique.stores.record import Record
+from celery_unique.stores.sql import SqlStore
+from tests.kit import PostgresServer
+from tests.stores.factories import (
+    GRACE,
+    MINUTE,
+    QUEUE_LEASE,
+    SUCCESS,
+    UNTIL_DONE,
+    advance,
+    claim,
+    confirm,
+    finish,
+    fresh_key,
+    publish,
+    run,
+    running,
+    start,
+)
+
+DATABASES = [
+    pytest.param("sqlite_url", id="sqlite"),
+    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+]
+
+
+@pytest.fixture(params=DATABASES)
+def sql_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture
+def open_sql(sql_url: str) -> Iterator[Callable[..., SqlStore]]:
+    """Another store on the same database, as another process would have it."""
+    stores: list[SqlStore] = []
+
+    def open_one(**options: Any) -> SqlStore:
+        store = SqlStore.from_url(sql_url, **options)
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def sql(open_sql: Callable[..., SqlStore]) -> SqlStore:
+    return open_sql()
+
+
+@pytest.fixture
+def key() -> str:
+    return fresh_key()
+
+
+class Statements:
+    """Everything that was sent to the database, transactions included."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self.sent: list[str] = []
+        event.listen(store._database._engine, "before_cursor_execute", self._hear)
+
+    def _hear(self, _connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        self.sent.append(statement.split(maxsplit=1)[0])
+
+    def of(self, act: Callable[[], Any]) -> list[str]:
+        self.sent.clear()
+        act()
+        return list(self.sent)
+
+
+# -- one statement for a call -----------------------------------------------------------
+
+
+def test_a_call_is_one_statement_new_or_duplicate(sql: SqlStore, key: str) -> None:
+    sql.ping()
+    statements = Statements(sql)
+
+    new = statements.of(lambda: sql.acquire(key, claim("holder")))
+    of_pending = statements.of(lambda: sql.acquire(key, claim("second")))
+    confirm(sql, key, "holder")
+    of_waiting = statements.of(lambda: sql.acquire(key, claim("third")))
+    rejected = statements.of(lambda: sql.acquire(key, claim("fourth", on_conflict="reject")))
+    sql.start(key, start("holder"))
+    of_active = statements.of(lambda: sql.acquire(key, claim("fifth")))
+    in_window = statements.of(lambda: sql.acquire(key, claim("sixth", window_ms=QUEUE_LEASE)))
+
+    assert new == of_pending == of_waiting == rejected == of_active == in_window == ["WITH"]
+    assert sql.read(key)[0].tasks["holder"].duplicates == 5
+
+
+def test_a_duplicate_of_a_kept_task_is_one_statement(sql: SqlStore, key: str) -> None:
+    run(sql, key, "holder", keep=SUCCESS)
+    sql.finish(key, finish("holder"))
+    statements = Statements(sql)
+
+    duplicate = statements.of(lambda: sql.acquire(key, claim("next", states=UNTIL_DONE + SUCCESS)))
+
+    assert duplicate == ["WITH"]
+
+
+def test_a_call_that_takes_over_a_row_is_two_statements(sql: SqlStore, key: str) -> None:
+    publish(sql, key, "lapsed")
+    advance(sql, 2 * QUEUE_LEASE)
+    statements = Statements(sql)
+
+    assert statements.of(lambda: sql.acquire(key, claim("next"))) == ["WITH", "UPDATE"]
+
+
+def test_other_acts_read_and_write_once_each(sql: SqlStore, key: str) -> None:
+    sql.acquire(key, claim("task"))
+    statements = Statements(sql)
+
+    assert statements.of(lambda: confirm(sql, key, "task")) == ["SELECT", "UPDATE"]
+    assert statements.of(lambda: sql.start(key, start("task"))) == ["SELECT", "UPDATE"]
+    assert statements.of(lambda: sql.finish(key, finish("task"))) == ["SELECT", "DELETE"]
+    assert statements.of(lambda: sql.start(key, start("task"))) == ["SELECT", "INSERT"]
+    assert statements.of(lambda: sql.read(key)) == ["SELECT"]
+
+
+def test_an_act_without_effect_writes_nothing(sql: SqlStore, key: str) -> None:
+    run(sql, key, "task")
+    sql.acquire(key, claim("duplicate"))
+    statements = Statements(sql)
+
+    assert statements.of(lambda: sql.renew([running(key, "task", "another")])) == ["SELECT"]
+    assert statements.of(lambda: sql.finish(key, finish("task", "another"))) == ["SELECT"]
+    assert statements.of(lambda: sql.give_back(key, "task", MINUTE)) == ["SELECT"]
+
+
+def test_a_call_from_another_task_is_one_statement_and_from_the_holder_none_is_counted(
+    sql: SqlStore, key: str
+) -> None:
+    run(sql, key, "holder")
+    statements = Statements(sql)
+
+    elsewhere = statements.of(lambda: sql.acquire(key, claim("duplicate", parent="another")))
+    successor = sql.acquire(key, claim("successor", parent="holder"))
+
+    assert elsewhere == ["WITH"]
+    assert (successor.outcome, successor.after) == ("created", "holder")
+    assert row_of(sql, key).conflicts == 0
+    assert sql.read(key)[0].tasks["holder"].duplicates == 1
+
+
+def test_many_claims_share_one_connection(sql: SqlStore) -> None:
+    taken: list[Any] = []
+    event.listen(sql._database._engine, "checkout", lambda *args: taken.append(args))
+    keys = [fresh_key() for _ in range(20)]
+
+    replies = sql.acquire_many([(each, claim(f"of {each}")) for each in [*keys, keys[0]]])
+
+    assert [reply.outcome for reply in replies] == ["created"] * 20 + ["duplicate"]
+    assert len(taken) <= 3  # one, and two more where the table had to be made first
+
+
+# -- duplicates that wait beside the record ----------------------------------------------
+
+
+def test_duplicates_are_folded_into_the_record_by_the_next_write(sql: SqlStore, key: str) -> None:
+    publish(sql, key, "holder")
+    for number in range(3):
+        sql.acquire(key, claim(f"duplicate {number}"))
+    assert row_of(sql, key).conflicts == 3
+
+    sql.start(key, start("holder"))
+
+    assert row_of(sql, key).conflicts == 0
+    assert sql.read(key)[0].tasks["holder"].duplicates == 3
+    assert sql.finish(key, finish("holder")).duplicates == 3
+
+
+def test_duplicates_of_one_of_several_tasks_are_counted_in_the_record(
+    sql: SqlStore, key: str
+) -> None:
+    run(sql, key, "first")
+    sql.acquire(key, claim("waits", states="psw"))
+
+    for number in range(3):
+        assert named(sql.acquire(key, claim(f"{number}", states="psw"))) == "waits"
+    for number in range(2):
+        assert named(sql.acquire(key, claim(f"{number}"))) == "first"
+
+    assert row_of(sql, key).conflicts == 0
+    tasks = sql.read(key)[0].tasks
+    assert (tasks["first"].duplicates, tasks["waits"].duplicates) == (2, 3)
+
+
+def test_a_duplicate_does_not_undo_an_act_that_leaves_the_holder(
+    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    publish(sql, key, "holder")
+    other = open_sql()
+    statements = Statements(sql)
+
+    def start_slowly(record: Record, now_us: int) -> Any:
+        other.acquire(key, claim("duplicate"))
+        return acts.start(record, start("holder"), now_us)
+
+    started = sql._act(key, start_slowly)
+
+    assert started.verdict == "run"
+    assert statements.sent == ["SELECT", "UPDATE"]
+    assert sql.finish(key, finish("holder")).duplicates == 1
+
+
+def test_a_duplicate_that_comes_during_finish_is_in_its_answer(
+    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    run(sql, key, "holder")
+    other = open_sql()
+
+    finished = sql._act(
+        key,
+        interrupted_once(
+            lambda: other.acquire(key, claim("duplicate")),
+            lambda record, us: acts.finish(record, finish("holder"), us // 1000),
+        ),
+    )
+
+    assert finished.duplicates == 1
+    assert not sql.read(key)[0]
+
+
+def interrupted_once(
+    others: Callable[[], Any], act: Callable[[Record, int], Any]
+) -> Callable[[Record, int], Any]:
+    """An act during which, the first time, somebody else acts on the same key."""
+    waiting = [others]
+
+    def interrupted(record: Record, now_us: int) -> Any:
+        if waiting:
+            waiting.pop()()
+        return act(record, now_us)
+
+    return interrupted
+
+
+def row_of(store: SqlStore, key: str) -> Any:
+    return store._database.run(lambda session: store._row(session, store._statements.see, key))
+
+
+def named(reply: Acquired) -> str | None:
+    return reply.holder.task_id if reply.holder else None
+
+
+# -- compare-and-set ----------------------------------------------------------------------
+
+
+def test_whoever_was_overtaken_acts_on_the_new_record_and_alone(
+    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    publish(sql, key, "task")
+    other = open_sql()
+    statements = Statements(sql)
+
+    started = sql._act(
+        key,
+        interrupted_once(
+            lambda: other.cancel(key, "task", QUEUE_LEASE),
+            lambda record, us: acts.start(record, start("task"), us),
+        ),
+    )
+
+    assert started.verdict == "superseded"
+    assert "BEGIN" in statements.sent
+    assert statements.sent[-1] == "COMMIT"
+
+
+def test_a_row_made_anew_is_not_taken_for_the_old_one(
+    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    run(sql, key, "first")
+    other = open_sql()
+
+    def let_another_task_run_and_come_to_the_same_place() -> None:
+        other.finish(key, finish("first"))
+        run(other, key, "second", delivery="d1")
+
+    finished = sql._act(
+        key,
+        interrupted_once(
+            let_another_task_run_and_come_to_the_same_place,
+            lambda record, us: acts.finish(record, finish("first"), us // 1000),
+        ),
+    )
+
+    assert finished.verdict == "not_yours"
+    assert list(sql.read(key)[0].tasks) == ["second"]
+
+
+def test_two_who_insert_the_same_key_see_each_other(
+    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    other = open_sql()
+
+    started = sql._act(
+        key,
+        interrupted_once(
+            lambda: other.cancel(key, "task", QUEUE_LEASE),
+            lambda record, us: acts.start(record, start("task"), us),
+        ),
+    )
+
+    assert started.verdict == "superseded"
+
+
+def test_one_of_many_takes_over_a_lapsed_key_and_the_others_are_counted(
+    open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    stores = [open_sql() for _ in range(4)]
+    publish(stores[0], key, "lapsed")
+    for store in stores:
+        advance(store, 2 * QUEUE_LEASE)
+    barrier = threading.Barrier(16)
+
+    def call(number: int) -> Acquired:
+        barrier.wait()
+        return stores[number % 4].acquire(key, claim(f"caller {number}"))
+
+    with ThreadPoolExecutor(16) as threads:
+        replies = list(threads.map(call, range(16)))
+
+    created = [number for number, reply in enumerate(replies) if reply.outcome == "created"]
+    assert len(created) == 1
+    record, _ = stores[0].read(key)
+    assert {name: task.duplicates for name, task in record.tasks.items()} == {
+        f"caller {created[0]}": 15
+    }
+
+
+def test_no_duplicate_is_lost_or_counted_twice_under_contention(
+    open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    """Tasks come and go on one key while others ask for it all the time."""
+    stores = [open_sql(timeout_s=20) for _ in range(4)]
+    reported: list[int] = []
+    duplicates = [0] * 12
+
+    def take_turns(number: int) -> None:
+        store = stores[number % 4]
+        for turn in range(15):
+            task_id = f"{number}.{turn}"
+            if store.acquire(key, claim(task_id)).outcome != "created":
+                duplicates[number] += 1
+                continue
+            assert store.start(key, start(task_id, task_id)).verdict == "run"
+            ended = store.finish(key, finish(task_id, task_id))
+            assert ended.verdict == "ended"
+            reported.append(ended.duplicates)
+
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(take_turns, range(12)))
+
+    assert sum(reported) == sum(duplicates)
+    assert sum(duplicates) + len(reported) == 12 * 15
+    assert not stores[0].read(key)[0]
+
+
+def test_a_key_under_a_storm_of_duplicates_can_be_finished(
+    open_sql: Callable[..., SqlStore], key: str
+) -> None:
+    stores = [open_sql() for _ in range(4)]
+    over = threading.Event()
+
+    def ask(store: SqlStore) -> int:
+        count = 0
+        while not over.is_set():
+            count += store.acquire(key, claim("asks", states="r")).outcome == "duplicate"
+            if count == 0:
+                store.give_back(key, "asks", 0)
+        return count
+
+    run(stores[0], key, "holder")
+    with ThreadPoolExecutor(12) as threads:
+        asking = [threads.submit(ask, stores[number % 4]) for number in range(12)]
+        time.sleep(0.3)
+        began = time.monotonic()
+        finished = stores[0].finish(key, finish("holder", settle_later=True))
+        took = time.monotonic() - began
+        over.set()
+        told = [future.result() for future in asking]
+
+    assert finished.verdict == "ended"
+    assert took < 1.5
+    assert sum(told) >= finished.duplicates > 0
+
+
+# -- the table ------------------------------------------------------------------------------
+
+
+def _first_act(url: str, ready: Any, go: Any, answers: Any, number: int) -> None:
+    store = SqlStore.from_url(url, timeout_s=20)
+    ready.put(number)
+    go.wait()
+    try:
+        answers.put(store.acquire("1:race", claim(f"process {number}")).outcome)
+    except BaseException as error:
+        answers.put(repr(error))
+
+
+def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
+    spawn = multiprocessing.get_context("fork")
+    ready, go, answers = spawn.Queue(), spawn.Event(), spawn.Queue()
+    processes = [
+        spawn.Process(target=_first_act, args=(sql_url, ready, go, answers, number))
+        for number in range(16)
+    ]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        ready.get(timeout=30)
+
+    go.set()
+    told = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(30)
+
+    assert sorted(told) == ["created"] + ["duplicate"] * 15
+
+
+def test_the_table_can_be_made_by_hand(sql_url: str, key: str) -> None:
+    store = SqlStore.from_url(sql_url, create_table=False, table="locks")
+    with pytest.raises(StoreUnavailable, match=r"table locks must exist.*create_tables\(\)"):
+        store.acquire(key, claim("task"))
+
+    engine = create_engine(sql_url)
+    with engine.begin() as connection:
+        for statement in store.ddl().split(";\n"):
+            if statement:
+                connection.execute(text(statement))
+    columns = {column["name"] for column in inspect(engine).get_columns("locks")}
+    engine.dispose()
+
+    assert store.acquire(key, claim("task")).outcome == "created"
+    assert {"namespace", "lock_key", "record", "revision", "schema_version"} <= columns
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///locks.db", "postgresql://host/locks"])
+def test_the_sql_in_the_documentation_is_that_of_the_store(url: str) -> None:
+    page = Path(__file__).parents[2] / "docs/reference/stores-sql.md"
+
+    assert f"```sql\n{SqlStore.from_url(url).ddl()}```" in page.read_text(encoding="utf-8")
+
+
+def test_create_tables_can_be_called_again_and_again(sql: SqlStore, key: str) -> None:
+    sql.create_tables()
+    sql.acquire(key, claim("task"))
+
+    sql.create_tables()
+
+    assert list(sql.read(key)[0].tasks) == ["task"]
+
+
+def test_a_table_that_was_dropped_is_made_again(sql: SqlStore, sql_url: str, key: str) -> None:
+    sql.acquire(key, claim("task"))
+    engine = create_engine(sql_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE celery_unique_lock"))
+    engine.dispose()
+
+    assert sql.acquire(key, claim("other")).outcome == "created"
+
+
+def test_a_user_without_the_right_to_create_is_told_who_must(
+    postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    postgres_server.execute("DROP ROLE IF EXISTS reader")
+    postgres_server.execute("CREATE ROLE reader LOGIN PASSWORD 'geheim'")
+    store = SqlStore.from_url(postgres_url.replace("postgres@", "reader:geheim@"))
+
+    with pytest.raises(StoreUnavailable, match="let a user who may create tables") as raised:
+        store.acquire(key, claim("task"))
+
+    assert "geheim" not in str(raised.value)
+    store.close()
+
+
+def test_a_user_needs_no_more_than_to_read_and_write_the_table(
+    postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    owner = SqlStore.from_url(postgres_url)
+    owner.create_tables()
+    owner.close()
+    database = postgres_url.rpartition("/")[2]
+    postgres_server.execute("DROP ROLE IF EXISTS writer")
+    postgres_server.execute("CREATE ROLE writer LOGIN")
+    grant = "SELECT, INSERT, UPDATE, DELETE ON celery_unique_lock"
+    postgres_server.execute(f"GRANT {grant} TO writer", database)
+    store = SqlStore.from_url(postgres_url.replace("postgres@", "writer@"))
+
+    run(store, key, "task")
+    store._database.run(lambda session: lock_once(store, session, key))
+    assert store.finish(key, finish("task")).verdict == "ended"
+    assert store.sweep() == 0
+    store.close()
+    postgres_server.execute(f"REVOKE {grant} FROM writer", database)
+
+
+def lock_once(store: SqlStore, session: Any, key: str) -> None:
+    with store._alone(session, key):
+        pass
+
+
+def test_a_server_that_only_reads_is_told_apart(postgres_url: str, key: str) -> None:
+    store = SqlStore.from_url(f"{postgres_url}?options=-c%20default_transaction_read_only%3Don")
+    owner = SqlStore.from_url(postgres_url)
+    owner.create_tables()
+    owner.close()
+
+    with pytest.raises(StoreUnavailable, match="target_session_attrs=read-write"):
+        store.acquire(key, claim("task"))
+    store.close()
+
+
+def test_a_record_that_cannot_be_read_is_said_to_be_so(
+    sql: SqlStore, sql_url: str, key: str
+) -> None:
+    sql.acquire(key, claim("task"))
+    engine = create_engine(sql_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE celery_unique_lock SET record = '[]'"))
+    engine.dispose()
+
+    with pytest.raises(StoreUnavailable, match="cannot read") as raised:
+        sql.acquire(key, claim("other"))
+
+    assert key not in str(raised.value)
+
+
+def test_the_table_may_stand_in_another_schema(
+    postgres_url: str, postgres_server: PostgresServer, key: str
+) -> None:
+    database = postgres_url.rpartition("/")[2]
+    postgres_server.execute("CREATE SCHEMA locks", database)
+    store = SqlStore.from_url(f"{postgres_url}?table=locks.Unique")
+
+    store.acquire(key, claim("task"))
+
+    found = postgres_server.execute('SELECT lock_key FROM locks."Unique"', database)
+    assert found == [(key,)]
+    store.close()
+
+
+# -- namespaces, walking, sweeping ----------------------------------------------------------
+
+
+def test_namespaces_do_not_meet(open_sql: Callable[..., SqlStore], key: str) -> None:
+    shop, shop_too, plain = open_sql(namespace="shop"), open_sql(namespace="shop2"), open_sql()
+    publish(shop, key, "of shop")
+    publish(shop_too, key, "of shop2")
+
+    assert plain.acquire(key, claim("of none")).outcome == "created"
+    advance(plain, 2 * QUEUE_LEASE)
+    assert plain.sweep() == 1
+    for store, task_id in ((shop, "of shop"), (shop_too, "of shop2")):
+        assert [list(record.tasks) for _, record in store.walk()] == [[task_id]]
+        assert store.sweep() == 0
+
+
+def test_walk_gives_every_live_key_whatever_the_batch(sql: SqlStore) -> None:
+    keys = sorted(fresh_key() for _ in range(23))
+    for each in keys:
+        publish(sql, each, "task")
+    publish(sql, "1:lapses", "task", grace_ms=1)
+    sql.cancel("1:lapses", "task", 0)
+    time.sleep(0.01)
+
+    for batch in (1, 5, 23, 500):
+        assert [each for each, _ in sql.walk(batch)] == keys
+
+
+def test_sweep_deletes_what_has_lapsed_in_batches(sql: SqlStore) -> None:
+    keys = [fresh_key() for _ in range(25)]
+    for each in keys:
+        sql.acquire(each, claim("task"))
+    advance(sql, GRACE // 2)
+    publish(sql, "1:later", "task")
+    advance(sql, GRACE)
+
+    assert [sql.sweep(batch=10) for _ in range(4)] == [10, 10, 5, 0]
+    assert [each for each, _ in sql.walk()] == ["1:later"]
+
+
+def test_sweep_finds_lapsed_rows_by_the_index(
+    postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    store = SqlStore.from_url(postgres_url)
+    store.ping()
+    database = postgres_url.rpartition("/")[2]
+    postgres_server.execute(
+        "INSERT INTO celery_unique_lock SELECT '', 'k' || n, '{\"t\":{}}', 0, n,"
+        " 4000000000000 + n, 0, 0, '-', 0, 0 FROM generate_series(1, 20000) AS n",
+        database,
+    )
+    postgres_server.execute("ANALYZE celery_unique_lock", database)
+    sql = str(store._statements.sweep)
+    for name, value in (("namespace", "''"), ("offset_us", "0"), ("batch", "10")):
+        sql = sql.replace(f":{name}", value)
+
+    plan = postgres_server.execute(f"EXPLAIN {sql}", database)
+
+    assert "celery_unique_lock_expires" in "\n".join(str(line[0]) for line in plan)
+    store.close()
+
+
+# -- the clock --------------------------------------------------------------------------------
+
+
+def test_tokens_grow_even_where_the_row_was_deleted_in_between(sql: SqlStore, key: str) -> None:
+    tokens = []
+    for number in range(50):
+        sql.acquire(key, claim(f"{number}"))
+        tokens.append(sql.start(key, start(f"{number}")).token)
+        sql.finish(key, finish(f"{number}"))
+
+    assert tokens == sorted(set(tokens))
+
+
+def test_times_are_those_of_the_server(
+    postgres_url: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqlStore.from_url(postgres_url)
+    monkeypatch.setattr(store, "_client_us", lambda: 0)
+
+    reply = store.acquire(key, claim("task"))
+
+    assert abs(reply.now - time.time() * 1000) < MINUTE
+    store.close()
+
+
+# -- URLs and options --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "memory://"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///file:locks?mode=memory&uri=true", "memory://"),
+        ("sqlite+aiosqlite:///locks.db", r"write postgresql\+psycopg:// or sqlite:///"),
+        ("postgresql+psycopg2://host/db", r"write postgresql\+psycopg:// or sqlite:///"),
+        ("postgresql+asyncpg://host/db", r"write postgresql\+psycopg:// or sqlite:///"),
+        ("postgresql://user:geheim@host:port/db", "is not a database URL"),
+        ("sqlite:///locks.db?pool_size=0", "pool_size='0'.*a whole number above 0"),
+        ("sqlite:///locks.db?pool_size=many", "pool_size='many'"),
+        ("sqlite:///locks.db?create_table=maybe", "create_table='maybe'.*true or false"),
+        ("sqlite:///locks.db?table=drop%20table", "table='drop table'"),
+        ("sqlite:///locks.db?synchronous=off", "synchronous='off'.*normal or full"),
+    ],
+)
+def test_a_wrong_url_says_what_to_write(url: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        open_store(url)
+
+    assert "geheim" not in str(raised.value)
+    assert raised.value.setting == "unique_store_url"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"tabel": "x"}, "Did you mean 'table'"),
+        ({"table": "a.b.c"}, "schema.table"),
+        ({"table": 7}, "table=7"),
+        ({"create_table": 2}, "true or false"),
+        ({"pool_size": True}, "a whole number"),
+        ({"synchronous": None}, "normal or full"),
+        ({"namespace": "n" * 101}, "longer than 100"),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        open_store("sqlite:///locks.db", **option)
+
+
+def test_opening_connects_to_nothing(tmp_path: Path) -> None:
+    open_store(f"sqlite:///{tmp_path / 'locks.db'}")
+    open_store("postgresql+psycopg://nobody:geheim@host.invalid/nothing")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_path_stays_where_the_store_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqlStore.from_url("sqlite:///locks.db")
+    (tmp_path / "elsewhere").mkdir()
+
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.acquire(key, claim("task"))
+
+    assert (tmp_path / "locks.db").exists()
+    store.close()
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    store = SqlStore.from_url(f"sqlite:///{tmp_path}/missing/locks.db")
+
+    with pytest.raises(StoreUnavailable, match=rf"directory {tmp_path}/missing does not exist"):
+        store.ping()
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("milk, bread, and something for the cat\n" * 50)
+    store = SqlStore.from_url(f"sqlite:///{tmp_path}/notes.txt")
+
+    with pytest.raises(StoreUnavailable, match=r"notes\.txt is not available: file is not a data"):
+        store.ping()
+
+
+def test_fingerprints_tell_stores_apart_and_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprint(url: str, **options: Any) -> str:
+        return SqlStore.from_url(url, **options).fingerprint()
+
+    monkeypatch.chdir(tmp_path)
+    same = {
+        fingerprint("sqlite:///locks.db"),
+        fingerprint(f"sqlite:///{tmp_path}/locks.db", timeout_s=9),
+    }
+    same_server = {
+        fingerprint("postgresql+psycopg://a:b@HOST/db"),
+        fingerprint("postgresql://c:d@host:5432/db?sslmode=require"),
+    }
+    others = {
+        fingerprint("sqlite:///other.db"),
+        fingerprint("sqlite:///locks.db", namespace="shop"),
+        fingerprint("sqlite:///locks.db", table="locks"),
+        fingerprint("postgresql://host/db2"),
+    }
+
+    assert len(same) == len(same_server) == 1
+    assert len(same | same_server | others) == 6
+    assert all(len(one) == 8 and int(one, 16) >= 0 for one in same | same_server | others)
+
+
+@pytest.mark.parametrize(("module", "url"), [("sqlalchemy", "sqlite:///x.db"),
+                                             ("psycopg", "postgresql://host/db")])  # fmt: skip
+def test_a_missing_package_names_the_pip_command(
+    module: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, module, None)
+    if module == "sqlalchemy":
+        monkeypatch.setitem(sys.modules, "sqlalchemy.engine", None)
+
+    with pytest.raises(ConfigurationError, match=r'pip install "celery-unique-tasks\[sql\]"'):
+        SqlStore.from_url(url)
+
+
+def test_what_a_url_says_to_psycopg_reaches_it(
+    postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    store = SqlStore.from_url(
+        f"{postgres_url}?application_name=shop&options=-c%20work_mem%3D5MB&pool_size=2"
+    )
+
+    def shown(name: str) -> Any:
+        return store._database.run(
+            lambda session: session.execute(text(f"SHOW {name}"), {}).scalar()
+        )
+
+    assert shown("application_name") == "shop"
+    assert shown("work_mem") == "5MB"
+    assert shown("statement_timeout") == "2s"
+    assert shown("idle_in_transaction_session_timeout") == "2s"
+    assert shown("transaction_isolation") == "read committed"
+    store.close()
+
+
+def test_through_a_pooler_no_session_is_set_up(postgres_url: str, key: str) -> None:
+    store = SqlStore.from_url(f"{postgres_url}?through_pooler=true")
+
+    for number in range(12):
+        store.acquire(key, claim(f"{number}"))
+
+    def asked(session: Any) -> tuple[Any, Any]:
+        prepared = session.execute(text("SELECT count(*) FROM pg_prepared_statements"), {})
+        return prepared.scalar(), session.execute(text("SHOW statement_timeout"), {}).scalar()
+
+    assert store._database.run(asked) == (0, "0")
+    store.close()

@@ -1,0 +1,378 @@
+"""Everything wrong that a caller can say, said through the public API.
+
+Built on the tables of ``test_bad_input``: the same wrong values, names and clashes, given to calls,
+definitions, annotations, documents, settings and URLs of real apps, and arguments from which no
+key can be made. Each time the error names what is wrong and says what to do, nothing is published
+and no lock is left. How many were tried is printed at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from celery import Celery
+
+import celery_unique
+from celery_unique import CeleryUniqueError, ConfigurationError, InvalidPolicy, UniqueKeyError
+from celery_unique.options import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
+from celery_unique.policy_fields import OPTION_OF
+from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS
+from celery_unique.stores import known_schemes
+from tests.integration.apps import locks, make_app, messages, plain_app
+from tests.unit.test_bad_input import (
+    A_CURE,
+    BESIDE,
+    CLASHES,
+    NOT_DURATIONS,
+    SETTING_OF,
+    WRONG_DURATIONS,
+    WRONG_SETTINGS,
+    as_options,
+    document_cases,
+    misspellings,
+    waits_for_a_task,
+    wrong_values,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::celery_unique.exceptions.UniquePolicyWarning",
+    "ignore::celery_unique.exceptions.UniqueSettingsWarning",
+)
+
+Options = dict[str, Any]
+
+SAYS_WHAT_TO_PASS = re.compile(r"\bPass\b|must be a string of|as keyword arguments")
+
+
+def pay(a: Any, b: Any = None) -> None: ...
+
+
+def define(app: Celery, **options: Any) -> Any:
+    return app.task(name="shop.pay", shared=False, typing=False, **options)(pay)
+
+
+class Case(NamedTuple):
+    surface: str
+    kind: str  # type, value, unknown or clash
+    name: str  # what the error must name
+    attempt: Callable[[], Any]
+    app: Celery
+    error: type[CeleryUniqueError] = InvalidPolicy
+    meant: str = ""  # the right name, which the error must give
+    shown: str = ""
+
+
+# -- the ways to say an option ---------------------------------------------------------------------
+
+
+class Ways:
+    """One app on which every way of calling is tried again and again."""
+
+    def __init__(self) -> None:
+        self.app = make_app("memory://")
+        self.unique = define(self.app, unique=True)
+        self.defining = make_app("memory://")
+        self.plain = self.app.task(name="shop.plain", shared=False)(pay)
+
+    def of(self, options: Options) -> Iterator[tuple[str, Callable[[], Any], Celery]]:
+        """Every way to say these options, on the app that must stay as it was."""
+        unique, plain, app = self.unique, self.plain, self.app
+        by_name = {"kwargs": {"a": 1}, "unique": True}
+        yield "call", lambda: unique.apply_async((1,), **options), app
+        yield "call of a plain task", lambda: plain.apply_async((1,), unique=True, **options), app
+        yield "call by name", lambda: app.send_task("elsewhere.pay", **by_name, **options), app
+        yield "signature", lambda: unique.s(1).set(**options).apply_async(), app
+        yield "eager call", lambda: unique.apply((1,), **options), app
+        yield from self.of_tasks(options)
+
+    def of_tasks(self, options: Options) -> Iterator[tuple[str, Callable[[], Any], Celery]]:
+        defining, annotated = self.defining, make_app("memory://")
+        annotated.conf.task_annotations = {"shop.pay": {"unique": True, **options}}
+        yield "definition", lambda: define(defining, unique=True, **options).name, defining
+        yield "annotation", lambda: define(annotated).delay(1), annotated
+
+
+@pytest.fixture(scope="module")
+def ways() -> Ways:
+    return Ways()
+
+
+def option_cases(ways: Ways) -> Iterator[Case]:
+    for field, kind, value, meant in wrong_values():
+        options = as_options({**BESIDE.get(field, {}), field: value})
+        for surface, attempt, app in ways.of(options):
+            name, shown = OPTION_OF[field], repr(value)
+            yield Case(surface, kind, name, attempt, app, InvalidPolicy, meant, shown)
+
+
+def name_cases(ways: Ways) -> Iterator[Case]:
+    for wrong, meant in misspellings(sorted(TASK_OPTIONS | CALL_ONLY)):
+        if not wrong.startswith(("uniq", "idempot", "identity_s")):
+            continue  # Celery takes any other name as an option of the message
+        for surface, attempt, app in ways.of({wrong: 1}):
+            if surface in ("definition", "annotation") and not wrong.startswith(
+                ("unique_", "idempotency_")
+            ):
+                continue  # any other name may be an attribute of the user's own
+            yield Case(surface, "unknown", wrong, attempt, app, meant=_near(surface, meant))
+    for name in sorted(CALL_ONLY):
+        for surface, attempt, app in ways.of_tasks({name: 60}):
+            yield Case(surface, "unknown", name, attempt, app)
+
+
+def _near(surface: str, meant: str) -> str:
+    return "" if surface in ("definition", "annotation") and meant in CALL_ONLY else meant
+
+
+def clash_cases(ways: Ways) -> Iterator[Case]:
+    for fields in CLASHES:
+        name = OPTION_OF[next(field for field in reversed(fields) if field != "on_conflict")]
+        for surface, attempt, app in ways.of(as_options(fields)):
+            # Above the default that has them, dimensions without arguments win.
+            yield Case(surface, "clash", name, attempt, app, shown=repr(fields))
+    for option in OPTION_FIELDS:
+        value = {"unique_for": 60, "unique_by": "type", "unique_states": "window"}.get(option)
+        value = value or {"unique_on_conflict": "reject", "unique_max_wait": 60}.get(option, "a")
+        value = {"unique_key": "{a}", "identity_strategy": "strict"}.get(option, value)
+        yield Case(
+            "call of a plain task",
+            "clash",
+            option,
+            lambda option=option, value=value: ways.plain.apply_async((1,), **{option: value}),
+            ways.app,
+            shown="unique is set nowhere",
+        )
+        yield Case(
+            "definition",
+            "clash",
+            option,
+            lambda option=option, value=value: define(ways.defining, **{option: value}).name,
+            ways.defining,
+            shown="unique is set nowhere",
+        )
+
+
+def document_call_cases(ways: Ways) -> Iterator[Case]:
+    for case in document_cases():
+        [layer] = case.attempt.args[0]  # type: ignore[attr-defined]
+        if isinstance(layer["unique"], bool):
+            continue
+        for surface, attempt, app in (
+            (
+                "document at a call",
+                lambda layer=layer: ways.unique.apply_async((1,), **layer),
+                ways.app,
+            ),
+            (
+                "document by name",
+                lambda layer=layer: ways.app.send_task("else.where", kwargs={"a": 1}, **layer),
+                ways.app,
+            ),
+        ):
+            yield Case(
+                surface, case.kind, case.name, attempt, app, meant=case.meant, shown=case.shown
+            )
+
+
+# -- idempotency keys, headers and arguments -------------------------------------------------------
+
+
+def idempotency_cases(ways: Ways) -> Iterator[Case]:
+    def case(kind: str, name: str, error: type[CeleryUniqueError], **options: Any) -> Case:
+        attempt = lambda: ways.unique.apply_async((1,), **options)  # noqa: E731
+        return Case("call", kind, name, attempt, ways.app, error, shown=repr(options))
+
+    for value in (1, b"k", ["k"], object(), 1.5):
+        yield case("type", "idempotency_key", UniqueKeyError, idempotency_key=value)
+    for value in ("", "k" * 256):
+        yield case("value", "idempotency_key", UniqueKeyError, idempotency_key=value)
+    for kind, values in {"type": NOT_DURATIONS, "value": WRONG_DURATIONS}.items():
+        for value in values:
+            options = {"idempotency_key": "k", "idempotency_ttl": value}
+            yield case(kind, "idempotency_ttl", InvalidPolicy, **options)
+    yield case("clash", "idempotency_ttl", InvalidPolicy, idempotency_ttl=60)
+    yield case("value", "tenant", UniqueKeyError, unique_meta="tenant")
+    yield case("value", "tenant", UniqueKeyError, unique_meta="tenant", headers={"other": "a"})
+    yield case("type", "tenant", UniqueKeyError, unique_meta="tenant", headers={"tenant": object()})
+
+
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+WITHOUT_A_KEY: dict[str, list[Any]] = {
+    "type": [object(), object, len, lambda: None, (x for x in "a"), 1j, Ellipsis, math, range(2)],
+    "value": [math.nan, math.inf, -math.inf, "\ud800", {"\ud800": 1}, deep(3000),
+              {"é": 1, "e\u0301": 2}],
+}  # fmt: skip
+
+
+def argument_cases(ways: Ways) -> Iterator[Case]:
+    for kind, values in WITHOUT_A_KEY.items():
+        for value in values:
+            for nested in (value, [value], {"inner": [value]}):
+                for args, kwargs, name in (((nested,), {}, "a"), ((1,), {"b": nested}, "b")):
+                    yield Case(
+                        "argument",
+                        kind,
+                        f"'{name}'",
+                        lambda args=args, kwargs=kwargs: ways.unique.apply_async(args, kwargs),
+                        ways.app,
+                        UniqueKeyError,
+                        meant="unique_key=",
+                        shown=type(value).__name__,
+                    )
+    fitting: list[tuple[str, Any, Any, str]] = [
+        ("unknown", (1,), {"c": 1}, "'c'"),
+        ("clash", (1,), {"a": 1}, "'a'"),
+        ("value", (), {}, "'a'"),
+        ("value", (1, 2, 3), {}, "shop.pay"),
+    ]
+    for kind, args, kwargs, name in fitting:
+        attempt = lambda args=args, kwargs=kwargs: ways.unique.apply_async(args, kwargs)  # noqa: E731
+        yield Case("argument", kind, name, attempt, ways.app, UniqueKeyError, shown=repr(kwargs))
+    by_name = lambda: ways.app.send_task("elsewhere.pay", (1,), unique=True)  # noqa: E731
+    yield Case("argument", "value", "elsewhere.pay", by_name, ways.app, UniqueKeyError, "keyword")
+
+
+# -- settings and URLs: said once for an app, found at its first unique call ----------------------
+
+
+def call_of(**conf: Any) -> tuple[Callable[[], Any], Celery]:
+    app = plain_app(**{"unique_store_url": "memory://", **conf})
+    celery_unique.install(app)
+    return lambda: define(app, unique=True).delay(1), app
+
+
+def setting_cases() -> Iterator[Case]:
+    durations = {"type": NOT_DURATIONS, "value": WRONG_DURATIONS}
+    for name in SETTINGS:
+        for kind, values in WRONG_SETTINGS.get(name, durations).items():
+            for value in values:
+                attempt, app = call_of(**{name: value})
+                yield Case("setting", kind, name, attempt, app, ConfigurationError, "", repr(value))
+    for field, kind, value, meant in wrong_values():
+        fields = {**BESIDE.get(field, {}), field: value}
+        attempt, app = call_of(**defaults(fields))
+        name = SETTING_OF[OPTION_OF[field]]
+        yield Case("default", kind, name, attempt, app, ConfigurationError, meant, repr(value))
+    for fields in CLASHES:
+        if not waits_for_a_task(fields):
+            attempt, app = call_of(**defaults(fields))
+            name = next(field for field in reversed(fields) if field != "on_conflict")
+            named = SETTING_OF[OPTION_OF[name]].removeprefix("unique_default_")
+            yield Case(
+                "default", "clash", named, attempt, app, ConfigurationError, "", repr(fields)
+            )
+    for wrong, meant in misspellings((*SETTINGS, *DEFAULT_SETTINGS)):
+        app = plain_app()
+        install = lambda app=app, wrong=wrong: celery_unique.install(app, **{wrong: 1})  # noqa: E731
+        yield Case("install", "unknown", wrong, install, app, ConfigurationError, meant)
+
+
+def defaults(fields: Options) -> Options:
+    return {SETTING_OF[option]: value for option, value in as_options(fields).items()}
+
+
+def url_cases() -> Iterator[Case]:
+    name = "unique_store_url"
+    for wrong, meant in misspellings(known_schemes()):
+        if wrong.lower() not in known_schemes():
+            attempt, app = call_of(unique_store_url=f"{wrong}://me:hunter2@host/0")
+            yield Case(
+                "url", "unknown", name, attempt, app, ConfigurationError, f"{meant}://", wrong
+            )
+    for broker in ("amqp://me:hunter2@host", "sqs://", "filesystem://", "pyamqp://"):
+        attempt, app = call_of(broker_url=broker, unique_store_url=None, result_backend="rpc://")
+        yield Case("url", "value", name, attempt, app, ConfigurationError, shown=broker)
+
+
+# -- the tests -------------------------------------------------------------------------------------
+
+tried: Counter[tuple[str, str]] = Counter()
+
+
+def faults(cases: Iterator[Case]) -> list[str]:
+    """Try each one; what was wrong with the answer."""
+    found = []
+    for case in cases:
+        tried[case.surface, case.kind] += 1
+        where = f"{case.surface}, {case.name}, {case.kind}, {case.shown}"
+        found += [f"{where}: {fault}" for fault in _faults(case)]
+    return found
+
+
+def _faults(case: Case) -> Iterator[str]:
+    try:
+        answer = case.attempt()
+    except CeleryUniqueError as error:
+        message = str(error)
+        if type(error) is not case.error:
+            yield f"{type(error).__name__} in place of {case.error.__name__}: {message}"
+        if case.name not in message:
+            yield f"the error does not name it: {message}"
+        if case.meant not in message:
+            yield f"the error does not say {case.meant}: {message}"
+        if not (A_CURE.search(message) or SAYS_WHAT_TO_PASS.search(message)):
+            yield f"the error does not say what to do: {message}"
+        if "hunter2" in message:
+            yield f"the error tells a password: {message}"
+    except Exception as error:
+        yield f"not one of our errors: {error!r}"
+    else:
+        yield f"no error, but {answer!r}"
+    if messages(case.app):
+        yield "something was published"
+    if case.error is not ConfigurationError and locks(case.app):
+        yield "a lock is left"
+
+
+def test_wrong_values_of_options(ways: Ways) -> None:
+    assert faults(option_cases(ways)) == []
+
+
+def test_wrong_names_of_options(ways: Ways) -> None:
+    assert faults(name_cases(ways)) == []
+
+
+def test_options_that_clash(ways: Ways) -> None:
+    assert faults(clash_cases(ways)) == []
+
+
+def test_wrong_documents(ways: Ways) -> None:
+    assert faults(document_call_cases(ways)) == []
+
+
+def test_wrong_idempotency_keys_and_headers(ways: Ways) -> None:
+    assert faults(idempotency_cases(ways)) == []
+
+
+def test_arguments_without_a_key(ways: Ways) -> None:
+    assert faults(argument_cases(ways)) == []
+
+
+def test_wrong_settings() -> None:
+    assert faults(setting_cases()) == []
+
+
+def test_wrong_urls() -> None:
+    assert faults(url_cases()) == []
+
+
+def test_how_many_were_tried(report: Callable[[str], None]) -> None:
+    by_kind, by_surface = Counter[str](), Counter[str]()
+    for (surface, kind), number in tried.items():
+        by_kind[kind] += number
+        by_surface[surface] += number
+
+    report(f"bad input through the public API: {tried.total()} tried, {dict(by_kind)}")
+    report(f"  {dict(by_surface)}")
+    assert set(by_kind) == {"type", "value", "unknown", "clash"}

@@ -1,0 +1,47 @@
+"""What a worker says of a message that comes from elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from celery_unique.header import LockHeader
+from celery_unique.holding import Holding
+from celery_unique.leases import Leases
+from celery_unique.stores.memory import MemoryStore
+
+LEASES = Leases(queue_ms=60_000, run_ms=10_000, grace_ms=1_000, retention_ms=1, visibility_ms=1)
+
+
+def holding() -> Holding:
+    store = MemoryStore()
+    return Holding(SimpleNamespace(), store, store, LEASES)
+
+
+def start(holding: Holding, task_id: str, store: str) -> None:
+    header = LockHeader(task_id, "1:00", store=store, delivery=f"here/1/boot/{task_id}")
+    holding.start(header, "shop.rebuild", header.delivery, acks_late=False)
+
+
+def test_a_lock_in_another_store_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    worker = holding()
+
+    with caplog.at_level(logging.WARNING):
+        start(worker, "a", "elsewhere")
+        start(worker, "b", "elsewhere")
+
+    assert sum("another store" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("fingerprint", ["", "memory"])
+def test_a_lock_in_the_same_store_is_not_worth_a_word(
+    caplog: pytest.LogCaptureFixture, fingerprint: str
+) -> None:
+    worker = holding()
+
+    with caplog.at_level(logging.WARNING):
+        start(worker, "a", fingerprint)
+
+    assert not any("another store" in message for message in caplog.messages)

@@ -1,0 +1,1014 @@
+"""Keys: the readable text first, then the digest."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import inspect
+import pickle
+import struct
+import sys
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kombu.utils.json import _encoders, register_type
+
+from celery_unique.binding import _MOST_KNOWN, _known
+from celery_unique.calls import Call
+from celery_unique.canonical import MAX_DEPTH, canonical, wire_form
+from celery_unique.exceptions import UniqueKeyError
+from celery_unique.keys import (
+    KEY_VERSION,
+    arguments_fingerprint,
+    canonical_text,
+    idempotency_identity,
+    identity,
+    key_of,
+)
+from celery_unique.policy import UniquePolicy
+
+DEFAULT = UniquePolicy()
+
+
+def rebuild(shop_id, full=False): ...
+
+
+def collect(first, /, second=2, *rest, only=None, **extra): ...
+
+
+def one(x): ...
+
+
+def call_of(function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Call:
+    signature = None if function is None else inspect.signature(function)
+    return Call("shop.task", args, kwargs, signature)
+
+
+def text_of(
+    function: Callable[..., Any] | None,
+    *args: Any,
+    policy: UniquePolicy = DEFAULT,
+    **kwargs: Any,
+) -> str:
+    return canonical_text(identity(call_of(function, *args, **kwargs), policy))
+
+
+def argument(value: Any) -> str:
+    """The canonical text of one argument."""
+    text = text_of(one, value)
+    assert text.startswith('{"args":{"x":')
+    assert text.endswith('},"type":"shop.task"}')
+    return text.removeprefix('{"args":{"x":').removesuffix('},"type":"shop.task"}')
+
+
+# -- Dimensions ----------------------------------------------------------------------------------
+
+
+def test_type_and_arguments_make_the_key_by_default():
+    text = text_of(rebuild, 7, full=True)
+
+    assert text == '{"args":{"full":true,"shop_id":7},"type":"shop.task"}'
+    assert key_of(text) == "1:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_identity_is_the_object_of_the_open_job_spec():
+    call = Call(
+        "email.send",
+        kwargs={"user_id": 42, "template": "welcome", "locale": "en-US"},
+        queue="notifications",
+        meta={"tenant_id": "acme", "trace_id": "abc123"},
+    )
+    policy = UniquePolicy(keys=["type", "queue", "args"], args_keys=["user_id"])
+
+    found = identity(call, policy)
+
+    assert found == {"type": "email.send", "queue": "notifications", "args": {"user_id": 42}}
+    assert canonical_text(found) == (
+        '{"args":{"user_id":42},"queue":"notifications","type":"email.send"}'
+    )
+
+
+def test_type_alone_ignores_arguments_and_even_wrong_ones():
+    policy = UniquePolicy(keys=["type"])
+
+    assert text_of(rebuild, 7, policy=policy) == '{"type":"shop.task"}'
+    assert text_of(rebuild, 7, nonsense=object(), policy=policy) == '{"type":"shop.task"}'
+
+
+def test_queue_tells_calls_apart_only_where_it_is_a_dimension():
+    fast = Call("shop.task", queue="fast")
+    slow = Call("shop.task", queue="slow")
+    by_queue = UniquePolicy(keys=["type", "queue"])
+
+    assert identity(fast, DEFAULT) == identity(slow, DEFAULT)
+    assert canonical_text(identity(fast, by_queue)) == '{"queue":"fast","type":"shop.task"}'
+    assert identity(fast, by_queue) != identity(slow, by_queue)
+
+
+def test_only_the_named_headers_are_in_meta():
+    call = Call("shop.task", meta={"tenant_id": UUID(int=7), "trace_id": "abc123"})
+    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
+
+    assert canonical_text(identity(call, policy)) == (
+        '{"meta":{"tenant_id":{"__type__":"uuid","__value__":'
+        '{"hex":"00000000000000000000000000000007"}}},"type":"shop.task"}'
+    )
+
+
+def test_a_header_that_is_nowhere_is_refused():
+    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
+
+    with pytest.raises(UniqueKeyError, match=r"header 'tenant_id'.*headers=") as caught:
+        identity(Call("shop.task"), policy)
+
+    assert caught.value.argument == "tenant_id"
+
+
+def test_a_header_without_a_text_is_named():
+    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
+
+    with pytest.raises(UniqueKeyError, match=r"header 'tenant_id' holds a lone surrogate"):
+        canonical_text(identity(Call("shop.task", meta={"tenant_id": "\ud800"}), policy))
+
+
+# -- Binding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((7, True), {}), ((7,), {"full": True}), ((), {"full": True, "shop_id": 7})],
+)
+def test_position_and_name_are_one_key(args, kwargs):
+    assert text_of(rebuild, *args, **kwargs) == text_of(rebuild, shop_id=7, full=True)
+
+
+def test_every_kind_of_parameter_stands_under_its_own_name():
+    text = text_of(collect, 1, 3, "a", "b", only=True, colour="red")
+
+    assert text == (
+        '{"args":{"extra":{"colour":"red"},"first":1,"only":true,"rest":["a","b"],"second":3},'
+        '"type":"shop.task"}'
+    )
+
+
+def test_empty_rest_and_extra_are_left_out():
+    assert text_of(collect, 1) == '{"args":{"first":1},"type":"shop.task"}'
+
+
+def test_an_extra_keyword_may_have_the_name_of_a_positional_only_parameter():
+    text = text_of(collect, 1, first=2)
+
+    assert text == '{"args":{"extra":{"first":2},"first":1},"type":"shop.task"}'
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message", "name"),
+    [
+        ((), {}, "argument 'shop_id' is missing", "shop_id"),
+        ((1, 2, 3), {}, "takes 2 positional arguments, not 3", None),
+        ((1,), {"ful": True}, "no keyword parameter 'ful'", "ful"),
+        ((1,), {"shop_id": 1}, "'shop_id' is given by position and by name", "shop_id"),
+        ((1,), {2: True}, "a keyword is a string, not a int", None),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(args, kwargs, message, name):
+    call = Call("shop.task", args, kwargs, inspect.signature(rebuild))
+
+    with pytest.raises(UniqueKeyError, match=message) as caught:
+        identity(call, DEFAULT)
+
+    assert caught.value.argument == name
+    assert "shop.task" in str(caught.value)
+
+
+def test_a_positional_only_parameter_cannot_be_named():
+    def task(shop_id, /): ...
+
+    with pytest.raises(UniqueKeyError, match="no keyword parameter 'shop_id'"):
+        text_of(task, shop_id=7)
+
+
+def test_a_keyword_may_be_an_instance_of_a_subclass_of_str():
+    class Name(enum.StrEnum):
+        SHOP = "shop_id"
+
+    call = Call("shop.task", (), {Name.SHOP: 7}, inspect.signature(rebuild))
+
+    assert canonical_text(identity(call, DEFAULT)) == text_of(rebuild, 7)
+
+
+def test_signatures_are_remembered_but_not_without_bound():
+    for _ in range(_MOST_KNOWN + 10):
+        text_of(one, 1)
+
+    assert 0 < len(_known) <= _MOST_KNOWN
+
+
+# -- Defaults ------------------------------------------------------------------------------------
+
+
+def test_a_default_given_or_left_out_is_one_key():
+    assert text_of(rebuild, 7) == '{"args":{"shop_id":7},"type":"shop.task"}'
+    assert text_of(rebuild, 7, False) == text_of(rebuild, 7)
+    assert text_of(rebuild, 7, full=False) == text_of(rebuild, 7)
+
+
+def test_a_new_parameter_with_a_default_changes_no_key():
+    def before(shop_id): ...
+    def after(shop_id, full=False, *, depth=None): ...
+
+    assert text_of(before, 7) == text_of(after, 7)
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "equal"),
+    [
+        (1, True, False),
+        (0, False, False),
+        (False, 0, False),
+        (0, 0.0, True),
+        (0, -0.0, True),
+        (1.0, 1, True),
+        ("1", 1, False),
+        (None, False, False),
+        (None, "", False),
+        ((), [], True),
+        ([], {}, False),
+        ((1, (2,)), [1, [2]], True),
+        ("caf\u00e9", "cafe\u0301", True),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({1: "a"}, {"1": "a"}, True),
+        (Decimal("1.0"), Decimal("1.00"), False),
+        (UUID(int=1), UUID(int=1), True),
+        (2**60, float(2**60), False),
+    ],
+)
+def test_a_default_is_compared_by_its_canonical_form(default, given, equal):
+    def task(x=default): ...
+
+    left_out = text_of(task) == text_of(task, given)
+
+    assert left_out is equal
+
+
+def test_an_argument_whose_equality_is_odd_is_never_asked():
+    class Odd:
+        def __eq__(self, other):
+            raise AssertionError("asked")
+
+        __hash__ = None
+
+        def __json__(self):
+            return [1]
+
+    def task(x=(1,)): ...
+
+    assert text_of(task, Odd()) == text_of(task)
+
+
+def test_a_default_without_wire_form_can_be_left_out_or_given():
+    unset = object()
+
+    def task(x=unset): ...
+
+    assert text_of(task) == text_of(task, unset) == '{"args":{},"type":"shop.task"}'
+    assert text_of(task, 1) == '{"args":{"x":1},"type":"shop.task"}'
+
+
+def test_a_default_that_the_body_changes_does_not_change_keys():
+    def task(x=[]):  # noqa: B006
+        x.append(1)
+
+    signature = inspect.signature(task)
+    before = canonical_text(identity(Call("t", ([],), {}, signature), DEFAULT))
+    task()
+    after = canonical_text(identity(Call("t", ([],), {}, signature), DEFAULT))
+
+    assert before == after == '{"args":{},"type":"t"}'
+
+
+def test_an_argument_without_text_beside_a_default_is_named():
+    def task(x="a"): ...
+
+    with pytest.raises(UniqueKeyError, match="argument 'x' holds a lone surrogate"):
+        text_of(task, "\udc00")
+
+
+# -- unique_on -----------------------------------------------------------------------------------
+
+
+def test_named_arguments_are_in_even_as_defaults():
+    policy = UniquePolicy(args_keys=["full"])
+
+    assert text_of(rebuild, 7, policy=policy) == '{"args":{"full":false},"type":"shop.task"}'
+    assert text_of(rebuild, 8, full=False, policy=policy) == text_of(rebuild, 7, policy=policy)
+
+
+def test_named_arguments_may_be_extra_keywords():
+    policy = UniquePolicy(args_keys=["colour"])
+
+    text = text_of(collect, 1, colour="red", size=3, policy=policy)
+
+    assert text == '{"args":{"colour":"red"},"type":"shop.task"}'
+
+
+def test_rest_and_extra_can_be_named_and_are_there_when_empty():
+    policy = UniquePolicy(args_keys=["rest", "extra"])
+
+    assert text_of(collect, 1, policy=policy) == (
+        '{"args":{"extra":{},"rest":[]},"type":"shop.task"}'
+    )
+
+
+def test_a_parameter_goes_before_an_extra_keyword_of_its_name():
+    policy = UniquePolicy(args_keys=["first"])
+
+    text = text_of(collect, 1, first=2, policy=policy)
+
+    assert text == '{"args":{"first":1},"type":"shop.task"}'
+
+
+@pytest.mark.parametrize("function", [rebuild, collect, None])
+def test_a_name_that_the_call_has_not_is_refused_with_the_nearest(function):
+    policy = UniquePolicy(args_keys=["shopid"])
+    kwargs = {"shop_id": 7} if function is not collect else {"shop_id": 7, "second": 1}
+    args = (1,) if function is collect else ()
+
+    with pytest.raises(UniqueKeyError, match=r"'shopid'.*Did you mean 'shop_id'\?") as caught:
+        text_of(function, *args, policy=policy, **kwargs)
+
+    assert caught.value.argument == "shopid"
+
+
+def test_a_name_like_none_of_the_arguments_is_refused_with_all_of_them():
+    policy = UniquePolicy(args_keys=["zzz"])
+
+    with pytest.raises(UniqueKeyError, match="the arguments are 'full', 'shop_id'"):
+        text_of(rebuild, 7, policy=policy)
+    with pytest.raises(UniqueKeyError, match="the arguments are none that has a name"):
+        text_of(None, policy=policy)
+
+
+# -- unique_key ----------------------------------------------------------------------------------
+
+
+def test_a_callable_is_given_what_the_body_would_see():
+    seen = {}
+
+    def unique_key(**arguments):
+        seen.update(arguments)
+        return "mine"
+
+    text = text_of(collect, 1, 2, "a", policy=UniquePolicy(key=unique_key))
+
+    assert text == '{"key":"mine","type":"shop.task"}'
+    assert seen == {"first": 1, "second": 2, "rest": ("a",), "only": None, "extra": {}}
+
+
+def test_a_format_string_names_arguments_given_or_not():
+    policy = UniquePolicy(key="shop-{shop_id}-{full}")
+
+    assert text_of(rebuild, 7, policy=policy) == '{"key":"shop-7-False","type":"shop.task"}'
+
+
+def test_a_format_string_may_say_how_to_show_a_value():
+    def report(day, number, name): ...
+
+    policy = UniquePolicy(key="{{{day:%Y-%m}}} {number:05d} {name!r}")
+
+    text = text_of(report, date(2024, 2, 29), 42, "x", policy=policy)
+
+    assert text == '{"key":"{2024-02} 00042 \'x\'","type":"shop.task"}'
+
+
+def test_the_string_of_unique_key_is_nfc():
+    policy = UniquePolicy(key="{x}")
+
+    assert text_of(one, "cafe\u0301", policy=policy) == text_of(one, "caf\u00e9", policy=policy)
+
+
+def test_unique_key_works_for_values_without_wire_form():
+    path = PurePosixPath("/srv/shop")
+
+    text = text_of(one, path, policy=UniquePolicy(key="{x}"))
+
+    assert text == '{"key":"/srv/shop","type":"shop.task"}'
+
+
+def test_unique_key_stands_beside_the_other_dimensions():
+    call = Call("t", (7,), {}, inspect.signature(rebuild), queue="fast", meta={"tenant": "acme"})
+    policy = UniquePolicy(
+        keys=["type", "queue", "args", "meta"], meta_keys=["tenant"], key="{shop_id}"
+    )
+
+    assert canonical_text(identity(call, policy)) == (
+        '{"key":"7","meta":{"tenant":"acme"},"queue":"fast","type":"t"}'
+    )
+
+
+@pytest.mark.parametrize("made", [None, 7, b"7", ["7"]])
+def test_unique_key_must_return_a_string(made):
+    policy = UniquePolicy(key=lambda **_: made)
+
+    with pytest.raises(UniqueKeyError, match="must return a string"):
+        text_of(rebuild, 7, policy=policy)
+
+
+def test_a_string_of_a_subclass_is_its_characters():
+    class Colour(enum.StrEnum):
+        RED = "red"
+
+        def __str__(self):
+            return "loud"
+
+    text = text_of(rebuild, 7, policy=UniquePolicy(key=lambda **_: Colour.RED))
+
+    assert text == '{"key":"red","type":"shop.task"}'
+
+
+def test_an_error_in_unique_key_is_the_cause():
+    def unique_key(shop_id, full):
+        raise LookupError("no such shop")
+
+    with pytest.raises(UniqueKeyError, match="unique_key raised LookupError") as caught:
+        text_of(rebuild, 7, policy=UniquePolicy(key=unique_key))
+
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert "no such shop" not in str(caught.value)
+
+
+def test_a_unique_key_that_takes_too_few_arguments_is_told_so():
+    with pytest.raises(UniqueKeyError, match="called with every argument of the task by name"):
+        text_of(rebuild, 7, policy=UniquePolicy(key=lambda shop_id: "x"))
+
+
+class _Template:
+    """A policy as far as keys look at it, for templates that UniquePolicy refuses itself."""
+
+    keys = ("type", "args")
+    args_keys = meta_keys = None
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{user.password}", "only names of arguments"),
+        ("{user[password]}", "only names of arguments"),
+        ("{user.__class__.__init__.__globals__}", "only names of arguments"),
+        ("{}", "only names of arguments"),
+        ("{0}", "only names of arguments"),
+        ("{user name}", "only names of arguments"),
+        ("{user:{width}}", "only names of arguments"),
+        ("{user!x}", "cannot show argument 'user'"),
+        ("{user", "no format string"),
+        ("user}", "no format string"),
+    ],
+)
+def test_a_format_string_reaches_into_nothing(template, message):
+    def task(user, width=3): ...
+
+    with pytest.raises(UniqueKeyError, match=message):
+        text_of(task, "bob", policy=_Template(template))
+
+
+def test_a_format_string_with_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(UniqueKeyError, match=r"'shopid'.*Did you mean 'shop_id'\?") as caught:
+        text_of(rebuild, 7, policy=UniquePolicy(key="{shopid}"))
+
+    assert caught.value.argument == "shopid"
+
+
+def test_a_value_that_cannot_be_formatted_is_named():
+    with pytest.raises(UniqueKeyError, match="cannot show argument 'x'") as caught:
+        text_of(one, "seven", policy=UniquePolicy(key="{x:05d}"))
+
+    assert caught.value.argument == "x"
+
+
+@pytest.mark.parametrize("value", [object(), [object()], lambda: None])
+def test_a_value_shown_by_its_address_is_refused(value):
+    with pytest.raises(UniqueKeyError, match=r"argument 'x'.*shown by its address"):
+        text_of(one, value, policy=UniquePolicy(key="{x}"))
+
+
+def test_a_string_that_looks_like_an_address_is_fine():
+    text = text_of(one, "crash at 0xdeadbeef", policy=UniquePolicy(key="{x}"))
+
+    assert text == '{"key":"crash at 0xdeadbeef","type":"shop.task"}'
+
+
+# -- A sender without the task's code ------------------------------------------------------------
+
+
+def test_keyword_arguments_give_the_key_of_a_bound_call():
+    assert text_of(None, shop_id=7, full=True) == text_of(rebuild, 7, True)
+    assert text_of(None, shop_id=7) == text_of(rebuild, 7)
+
+
+def test_a_default_that_is_given_cannot_be_known_without_the_code():
+    assert text_of(None, shop_id=7, full=False) != text_of(rebuild, 7, False)
+
+
+def test_positional_arguments_are_refused_with_the_cure():
+    cure = "Pass keyword arguments, or unique_key=, or import the task"
+
+    with pytest.raises(UniqueKeyError, match=cure):
+        text_of(None, 7)
+
+
+def test_unique_key_is_a_cure_for_positional_arguments():
+    text = text_of(None, 7, policy=UniquePolicy(key=lambda: "shop-7"))
+
+    assert text == '{"key":"shop-7","type":"shop.task"}'
+
+
+def test_a_format_string_finds_keyword_arguments_without_the_code():
+    policy = UniquePolicy(key="{shop_id}")
+
+    assert text_of(None, shop_id=7, policy=policy) == text_of(rebuild, 7, policy=policy)
+    with pytest.raises(UniqueKeyError, match="unique_key names 'shop_id'"):
+        text_of(None, 7, policy=policy)
+
+
+def test_keywords_are_strings_without_the_code_too():
+    with pytest.raises(UniqueKeyError, match="a keyword is a string"):
+        identity(Call("shop.task", (), {1: 2}), DEFAULT)
+
+
+# -- Values --------------------------------------------------------------------------------------
+
+Point = namedtuple("Point", "x y")
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Mixed(str, enum.Enum):  # noqa: UP042  they differ in what str() gives
+    A = "a"
+
+
+class Word(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "never this"
+
+
+class Money:
+    def __init__(self, cents):
+        self.cents = cents
+
+    def __repr__(self):  # without an address: it names a test case in every process
+        return f"Money({self.cents})"
+
+    def __json__(self):
+        return {"cents": self.cents}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (0, "0"),
+        (1, "1"),
+        (1.0, "1"),
+        (-0.0, "0"),
+        (0.1, "0.1"),
+        (1e21, "1e+21"),
+        (1e-7, "1e-7"),
+        ("1", '"1"'),
+        ("", '""'),
+        ([], "[]"),
+        ({}, "{}"),
+        ((1, "a"), '[1,"a"]'),
+        (Point(1, 2), "[1,2]"),
+        ({"b": 1, "a": {"d": 1, "c": 2}}, '{"a":{"c":2,"d":1},"b":1}'),
+        (OrderedDict(b=1, a=2), '{"a":2,"b":1}'),
+        ({1: "a"}, '{"1":"a"}'),
+        ({None: 1, True: 2, 1.5: 3}, '{"1.5":3,"null":1,"true":2}'),
+        (Colour.RED, '"red"'),
+        (Level.HIGH, "3"),
+        (Mixed.A, '"a"'),
+        ({Mixed.A: 1}, '{"a":1}'),
+        (Word("word"), '"word"'),
+        (Money(5), '{"cents":5}'),
+        (b"abc", '{"__type__":"bytes","__value__":"abc"}'),
+        (b"e\xcc\x81", '{"__type__":"base64","__value__":"ZcyB"}'),
+        ([{"x": b"\xc3\xa9"}], '[{"x":{"__type__":"bytes","__value__":"\u00e9"}}]'),
+        (b"\xff", '{"__type__":"base64","__value__":"/w=="}'),
+        (date(2024, 2, 29), '{"__type__":"date","__value__":"2024-02-29"}'),
+        (time(1, 2, 3), '{"__type__":"time","__value__":"01:02:03"}'),
+        (
+            datetime(2024, 2, 29, 12, tzinfo=UTC),
+            '{"__type__":"datetime","__value__":"2024-02-29T12:00:00+00:00"}',
+        ),
+        (Decimal("1.50"), '{"__type__":"decimal","__value__":"1.50"}'),
+        (
+            UUID("12345678-1234-5678-1234-567812345678"),
+            '{"__type__":"uuid","__value__":{"hex":"12345678123456781234567812345678"}}',
+        ),
+        ('quote " slash \\ /', r'"quote \" slash \\ /"'),
+        ("\x00\b\t\n\f\r\x1f\x7f", '"\\u0000\\b\\t\\n\\f\\r\\u001f\x7f"'),
+        ("\u2028<\u20ac\U0001f600", '"\u2028<\u20ac\U0001f600"'),
+        ("cafe\u0301", '"caf\u00e9"'),
+        ({"e\u0301": 1}, '{"\u00e9":1}'),
+        ("\ud83d\ude00", '"\U0001f600"'),
+        (["\ud83d\ude00"], '["\U0001f600"]'),
+    ],
+    ids=repr,
+)
+def test_a_value_is_written_as_kombu_sends_it(value, text):
+    assert argument(value) == text
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"),
+    [
+        ("0000000000000000", "0"),
+        ("8000000000000000", "0"),
+        ("0000000000000001", "5e-324"),
+        ("8000000000000001", "-5e-324"),
+        ("7fefffffffffffff", "1.7976931348623157e+308"),
+        ("ffefffffffffffff", "-1.7976931348623157e+308"),
+        ("4340000000000000", "9007199254740992"),
+        ("c340000000000000", "-9007199254740992"),
+        ("4430000000000000", "295147905179352830000"),
+        ("44b52d02c7e14af5", "9.999999999999997e+22"),
+        ("44b52d02c7e14af6", "1e+23"),
+        ("44b52d02c7e14af7", "1.0000000000000001e+23"),
+        ("444b1ae4d6e2ef4e", "999999999999999700000"),
+        ("444b1ae4d6e2ef4f", "999999999999999900000"),
+        ("444b1ae4d6e2ef50", "1e+21"),
+        ("3eb0c6f7a0b5ed8c", "9.999999999999997e-7"),
+        ("3eb0c6f7a0b5ed8d", "0.000001"),
+        ("41b3de4355555553", "333333333.3333332"),
+        ("41b3de4355555554", "333333333.33333325"),
+        ("41b3de4355555555", "333333333.3333333"),
+        ("41b3de4355555556", "333333333.3333334"),
+        ("41b3de4355555557", "333333333.33333343"),
+        ("becbf647612f3696", "-0.0000033333333333333333"),
+        ("43143ff3c1cb0959", "1424953923781206.2"),
+    ],
+)
+def test_floats_are_the_samples_of_rfc_8785_appendix_b(bits, text):
+    (value,) = struct.unpack(">d", bytes.fromhex(bits))
+
+    assert argument(value) == text
+
+
+@pytest.mark.parametrize("value", [2**53 - 1, 2**53, 2**53 + 1, 2**64, -(2**63) - 1, 10**300])
+def test_an_integer_of_any_size_is_its_digits(value):
+    assert argument(value) == str(value)
+    assert argument([value]) == f"[{value}]"
+
+
+def test_a_big_float_and_the_integer_it_equals_are_two_keys():
+    assert argument(1e300) == "1e+300"
+    assert argument(int(1e300)) == str(int(1e300))
+    assert argument(float(2**60)) == "1152921504606847000"
+    assert argument(2**60) == "1152921504606846976"
+
+
+def test_a_big_float_is_one_key_with_the_integer_that_its_text_says():
+    # Documented: between 2**53 and 1e21 RFC 8785 writes a float as digits, its shortest ones.
+    assert argument(float(2**60)) == argument(1152921504606847000)
+
+
+def test_objects_are_ordered_by_utf_16_code_units():
+    # RFC 8785, 3.2.3; U+FB33 is left out, since NFC takes it apart.
+    names = ["\u20ac", "\r", "1", "\U0001f600", "\u0080", "\u00f6", "\uff21"]
+
+    text = argument(dict.fromkeys(names, 0))
+
+    assert text == ('{"\\r":0,"1":0,"\u0080":0,"\u00f6":0,"\u20ac":0,"\U0001f600":0,"\uff21":0}')
+
+
+def test_names_are_ordered_after_nfc_and_not_before():
+    assert argument({"\ufb33": 1, "\u05e0": 2}) == '{"\u05d3\u05bc":1,"\u05e0":2}'
+
+
+def test_what_a_user_registered_with_kombu_is_used():
+    class Shop:
+        pass
+
+    register_type(Shop, "shop", lambda shop: 7)
+    try:
+        text = argument(Shop())
+    finally:
+        del _encoders[Shop]
+
+    assert text == '{"__type__":"shop","__value__":7}'
+
+
+def test_what_the_worker_decodes_has_the_key_of_what_was_sent():
+    sent = {"__type__": "uuid", "__value__": {"hex": UUID(int=7).hex}}
+
+    assert argument(sent) == argument(UUID(int=7))
+
+
+def test_the_same_instant_in_two_time_zones_is_two_keys():
+    noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
+
+    assert argument(noon) != argument(noon.astimezone(timezone(timedelta(hours=1))))
+
+
+# -- Values that have no key ---------------------------------------------------------------------
+
+
+class Raises:
+    def __json__(self):
+        raise ZeroDivisionError("inside")
+
+
+class Endless:
+    def __json__(self):
+        return [Endless()]
+
+
+class Loud:
+    @property
+    def __json__(self):
+        raise KeyError("loud")
+
+
+class BadMessage:
+    def __json__(self):
+        raise ValueError(BadText())
+
+
+class BadText:
+    def __str__(self):
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def circular() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+NO_KEY = {
+    "nan": (float("nan"), "Out of range float"),
+    "infinity": (float("inf"), "Out of range float"),
+    "nested minus infinity": ({"a": [float("-inf")]}, "Out of range float"),
+    "nan as a name": ({float("nan"): 1}, "Out of range float"),
+    "lone surrogate": ("\ud800", "lone surrogate"),
+    "nested lone surrogate": ([{"a": "x\udfff"}], "lone surrogate"),
+    "lone surrogate in a name": ({"\ud800": 1}, "lone surrogate"),
+    "names equal under nfc": ({"\u00e9": 1, "e\u0301": 2}, "NFC"),
+    "names equal in json": ({1: "a", "1": "b"}, "two object keys that are one key in JSON"),
+    "null and none": ({None: "a", "null": "b"}, "two object keys that are one key in JSON"),
+    "name without wire form": ({(1, 2): 3}, "keys must be str"),
+    "set": ({1, 2}, "Object of type set"),
+    "object": (object(), "Object of type object"),
+    "class": (int, "Object of type type"),
+    "function": (len, "Object of type builtin_function_or_method"),
+    "generator": ((x for x in ()), "Object of type generator"),
+    "complex": (1j, "Object of type complex"),
+    "enum": (enum.Enum("E", "A").A, "Object of type E"),
+    "circular": (circular(), "Circular reference"),
+    "too deep": (nested(MAX_DEPTH + 1), f"nested deeper than {MAX_DEPTH} levels"),
+    "much too deep": (nested(100_000), f"nested deeper than {MAX_DEPTH} levels"),
+    "endless": (Endless(), "nested deeper|Circular"),
+    "json raises": (Raises(), "ZeroDivisionError"),
+    "attribute raises": (Loud(), "KeyError"),
+    "message raises": (BadMessage(), "ValueError"),
+    "more digits than python writes": (10**5000, "digits"),
+    "nested too many digits": ([10**5000], "Exceeds the limit"),
+}
+
+
+@pytest.mark.parametrize(("value", "reason"), NO_KEY.values(), ids=NO_KEY)
+def test_a_value_without_a_key_is_named_with_the_cure(value, reason):
+    with pytest.raises(UniqueKeyError, match=reason) as caught:
+        text_of(rebuild, 1, full=value)
+
+    assert caught.value.argument == "full"
+    assert "argument 'full'" in str(caught.value)
+    assert "unique_key=" in str(caught.value)
+
+
+def test_a_value_at_the_limit_of_depth_has_a_key():
+    assert argument(nested(MAX_DEPTH)) == "[" * MAX_DEPTH + "]" * MAX_DEPTH
+
+
+# On Python 3.11 the encoder finds no room in 100 frames and the writer none in 300; how many a
+# level takes differs between versions.
+@pytest.mark.parametrize("frames_left", [100, 300])
+def test_a_caller_near_the_end_of_its_stack_gets_the_key_or_the_same_error(frames_left):
+    def deeper(frames):
+        return deeper(frames - 1) if frames else text_of(one, nested(MAX_DEPTH))
+
+    left = sys.getrecursionlimit() - len(inspect.stack())
+    try:
+        outcome = deeper(left - frames_left)
+    except UniqueKeyError as error:
+        outcome = str(error)
+
+    assert outcome == text_of(one, nested(MAX_DEPTH)) or "argument 'x' is nested" in outcome
+
+
+def test_an_error_in_users_code_is_the_cause():
+    with pytest.raises(UniqueKeyError) as caught:
+        argument(Raises())
+
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_pickles_and_shows_no_value():
+    with pytest.raises(UniqueKeyError) as caught:
+        text_of(rebuild, "hunter2", full={"token": "hunter3\ud800"})
+
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.argument == "full"
+    assert "hunter" not in repr(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_canonical_text_refuses_what_is_not_plain():
+    with pytest.raises(UniqueKeyError, match="argument 'x' has no JSON form"):
+        canonical_text({"args": {"x": UUID(int=1)}, "type": "t"})
+    with pytest.raises(UniqueKeyError, match="'args' has two object keys"):
+        canonical_text({"args": {"\u00e9": 1, "e\u0301": 1}, "type": "t"})
+    with pytest.raises(UniqueKeyError, match="the identity has two object keys"):
+        canonical_text({"\u00e9": 1, "e\u0301": 1})
+
+
+def test_canonical_and_wire_form_are_steps_of_the_same_way():
+    assert canonical(wire_form((1, UUID(int=0)))) == argument((1, UUID(int=0)))
+
+
+# -- Digest --------------------------------------------------------------------------------------
+
+
+def test_a_key_is_its_version_and_lowercase_hex():
+    key = key_of("{}")
+
+    assert key == f"{KEY_VERSION}:{hashlib.sha256(b'{}').hexdigest()}"
+    assert KEY_VERSION == "1"
+    assert len(key) == 66
+
+
+def test_the_digest_is_of_utf_8():
+    assert key_of("\u00e9") == "1:" + hashlib.sha256(b"\xc3\xa9").hexdigest()
+
+
+@pytest.mark.parametrize("secret", ["s\u00e9same", "s\u00e9same".encode()])
+def test_a_secret_makes_it_an_hmac(secret):
+    expected = hmac.new("s\u00e9same".encode(), b"{}", hashlib.sha256).hexdigest()
+
+    assert key_of("{}", secret) == f"1:{expected}"
+
+
+@pytest.mark.parametrize("secret", ["", b""])
+def test_an_empty_secret_is_refused(secret):
+    with pytest.raises(UniqueKeyError, match="empty"):
+        key_of("{}", secret)
+
+
+# -- Idempotency keys ----------------------------------------------------------------------------
+
+
+def test_an_idempotency_key_stands_for_the_arguments():
+    call = Call("pay", (1,), {}, None, idempotency_key="order-7")
+
+    assert canonical_text(idempotency_identity(call)) == (
+        '{"idempotency_key":"order-7","type":"pay"}'
+    )
+    assert canonical_text(idempotency_identity(call, scope="app")) == (
+        '{"idempotency_key":"order-7"}'
+    )
+
+
+def test_an_idempotency_key_is_nfc():
+    nfd = idempotency_identity(Call("pay", idempotency_key="cafe\u0301"))
+    nfc = idempotency_identity(Call("pay", idempotency_key="caf\u00e9"))
+
+    assert canonical_text(nfd) == canonical_text(nfc)
+
+
+@pytest.mark.parametrize("key", [None, "", "x" * 256, 7, b"x", ["x"]])
+def test_a_bad_idempotency_key_is_refused(key):
+    with pytest.raises(UniqueKeyError, match="1 to 255 characters") as caught:
+        idempotency_identity(Call("pay", idempotency_key=key))
+
+    assert caught.value.argument == "idempotency_key"
+
+
+def test_an_idempotency_key_of_255_characters_is_fine():
+    call = Call("pay", idempotency_key="\U0001f600" * 255)
+
+    assert canonical_text(idempotency_identity(call, scope="app")) == (
+        '{"idempotency_key":"' + "\U0001f600" * 255 + '"}'
+    )
+
+
+def test_an_idempotency_key_without_a_text_is_refused_and_not_shown():
+    call = Call("pay", idempotency_key="hunter2\ud800")
+
+    with pytest.raises(UniqueKeyError, match="'idempotency_key' holds a lone") as caught:
+        canonical_text(idempotency_identity(call))
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_another_scope_is_a_mistake():
+    with pytest.raises(ValueError, match="scope is 'task' or 'app', not 'queue'"):
+        idempotency_identity(Call("pay", idempotency_key="x"), scope="queue")
+
+
+def test_a_fingerprint_is_a_digest_of_all_bound_arguments():
+    expected = hashlib.sha256(b'{"args":{"shop_id":7}}').hexdigest()
+
+    assert arguments_fingerprint(call_of(rebuild, 7)) == expected
+    assert arguments_fingerprint(call_of(rebuild, shop_id=7, full=False)) == expected
+    assert arguments_fingerprint(call_of(None, shop_id=7)) == expected
+    assert arguments_fingerprint(call_of(rebuild, 8)) != expected
+    assert arguments_fingerprint(call_of(rebuild, 7), secret="sesame") != expected
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("pay", (1,), idempotency_key="x"),
+        Call("pay", kwargs={"x": object()}, idempotency_key="x"),
+        Call("pay", kwargs={"x": "\ud800"}, idempotency_key="x"),
+    ],
+)
+def test_unique_key_is_no_cure_beside_an_idempotency_key(call):
+    with pytest.raises(UniqueKeyError) as caught:
+        arguments_fingerprint(call)
+
+    assert "Pass " in str(caught.value)
+    assert "unique_key=" not in str(caught.value)
+
+
+# -- The rows of the comparison with other libraries that are about keys --------------------------
+
+
+def test_peers_position_and_name():
+    assert text_of(one, 1) == text_of(one, x=1)
+
+
+def test_peers_default_left_out_or_given():
+    assert text_of(rebuild, 1) == text_of(rebuild, 1, False) == text_of(rebuild, 1, full=False)
+
+
+def test_peers_order_of_keywords_and_of_nested_names():
+    assert text_of(rebuild, shop_id={"a": 1, "b": {"c": 1, "d": 2}}, full=1) == text_of(
+        rebuild, full=1, shop_id={"b": {"d": 2, "c": 1}, "a": 1}
+    )
+
+
+def test_peers_numbers_and_strings():
+    def task(x=None, y=None): ...
+
+    assert text_of(task, 1) != text_of(task, "1")
+    assert text_of(task, x="1_y-2") != text_of(task, x=1, y=2)
+    assert text_of(task, x='1,"y":2') != text_of(task, x=1, y=2)
+
+
+def test_peers_rich_types_work():
+    for value in (UUID(int=1), datetime(2024, 1, 1), Decimal(1), b"1"):  # noqa: DTZ001
+        assert key_of(text_of(one, value)) == key_of(text_of(one, value))
+
+
+def test_peers_tuples_and_integer_names():
+    assert text_of(one, (1, 2)) == text_of(one, [1, 2])
+    assert text_of(one, {1: "a"}) == text_of(one, {"1": "a"})
+
+
+def test_peers_an_argument_that_cannot_be_serialised():
+    with pytest.raises(UniqueKeyError, match="argument 'x'"):
+        text_of(one, object())
+
+
+def test_making_keys_loads_no_celery():
+    assert "celery" not in vars(sys.modules["celery_unique.calls"])
+    assert "celery" not in vars(sys.modules["celery_unique.keys"])

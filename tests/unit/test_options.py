@@ -1,0 +1,486 @@
+"""Options of tasks and calls: their names, and how layers become one policy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_unique.exceptions import InvalidPolicy
+from celery_unique.options import (
+    CALL_ONLY,
+    OPTION_FIELDS,
+    TASK_OPTIONS,
+    PolicyLayers,
+    check_names,
+    override,
+    resolve,
+    take_call_options,
+)
+from celery_unique.policy import UniquePolicy
+from celery_unique.states import STATES
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+def test_the_options_and_the_fields_they_set() -> None:
+    expected = {
+        "unique_for": "period",
+        "unique_on": "args_keys",
+        "unique_by": "keys",
+        "unique_meta": "meta_keys",
+        "unique_key": "key",
+        "unique_states": "states",
+        "unique_on_conflict": "on_conflict",
+        "unique_max_wait": "max_wait",
+        "identity_strategy": "identity_strategy",
+    }
+
+    assert expected == OPTION_FIELDS
+    assert {"unique", *expected} == TASK_OPTIONS
+    assert {"idempotency_key", "idempotency_ttl"} == CALL_ONLY
+
+
+# -- Taking them out of a call ---------------------------------------------------------------------
+
+
+def test_our_options_are_taken_out_and_the_others_stay() -> None:
+    options = {"queue": "slow", "unique_for": 60, "idempotency_key": "k", "headers": {"unique": 1}}
+
+    taken = take_call_options(options)
+
+    assert taken == {"unique_for": 60, "idempotency_key": "k"}
+    assert options == {"queue": "slow", "headers": {"unique": 1}}
+
+
+def test_every_option_of_ours_is_taken_out() -> None:
+    options = dict.fromkeys(TASK_OPTIONS)
+
+    taken = take_call_options(options)
+
+    assert taken.keys() == TASK_OPTIONS
+    assert options == {}
+
+
+def test_a_call_without_our_options_has_none() -> None:
+    options = {"countdown": 3, "identity": "mine"}
+
+    assert take_call_options(options) == {}
+    assert options == {"countdown": 3, "identity": "mine"}
+
+
+def test_the_ttl_is_checked_when_it_is_taken() -> None:
+    taken = take_call_options({"idempotency_key": "k", "idempotency_ttl": "PT1H"})
+
+    assert taken == {"idempotency_key": "k", "idempotency_ttl": HOUR}
+
+
+def test_an_idempotency_option_that_is_none_was_not_given() -> None:
+    options = {"idempotency_key": None, "idempotency_ttl": None, "unique_for": None}
+
+    assert take_call_options(options) == {"unique_for": None}
+    assert options == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "cure"),
+    [
+        ({"unique_fro": 60}, "unique_fro", "Did you mean 'unique_for'?"),
+        ({"unique_period": 60}, "unique_period", "Did you mean 'unique_for'?"),
+        ({"unique_args_keys": "a"}, "unique_args_keys", "Did you mean 'unique_on'?"),
+        ({"unique_state": "window"}, "unique_state", "Did you mean 'unique_states'?"),
+        ({"uniqe": True}, "uniqe", "Did you mean 'unique'?"),
+        ({"unique_nonsense": 1}, "unique_nonsense", "Use 'idempotency_key'"),
+        ({"idempotency_keys": "k"}, "idempotency_keys", "Did you mean 'idempotency_key'?"),
+        ({"idempotent_key": "k"}, "idempotent_key", "Did you mean 'idempotency_key'?"),
+        ({"identity_stratgy": "strict"}, "identity_stratgy", "Did you mean 'identity_strategy'?"),
+        ({"idempotency_ttl": 60}, "idempotency_ttl", "give both"),
+        ({"idempotency_ttl": "x", "idempotency_key": "k"}, "idempotency_ttl", "ISO 8601"),
+        ({"idempotency_ttl": 0, "idempotency_key": "k"}, "idempotency_ttl", "one millisecond"),
+    ],
+)
+def test_a_wrong_call_option_is_refused(options: dict[str, Any], field: str, cure: str) -> None:
+    with pytest.raises(InvalidPolicy) as raised:
+        take_call_options({"queue": "slow", **options})
+
+    assert raised.value.field == field
+    assert field in str(raised.value)
+    assert cure in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(CALL_ONLY))
+def test_what_is_per_call_is_refused_in_a_task(name: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"{name} was given in the task shop.pay.*apply_async"):
+        check_names([name], "task shop.pay")
+
+
+def test_an_unknown_option_of_a_task_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match=r"unique_fr \(task shop.pay\) .* 'unique_for'\?"):
+        check_names(["rate_limit", "unique_fr"], "task shop.pay")
+
+
+def test_other_attributes_of_a_task_are_left_alone() -> None:
+    check_names(
+        ["uniq", "uniqueness", "identity_map", "identity_s", *TASK_OPTIONS], "task shop.pay"
+    )
+
+
+# -- One layer -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layers", [[], [{}], [{"unique": None}], [{"unique": False}], [{"queue": "x"}]]
+)
+def test_what_is_not_said_to_be_unique_is_not(layers: list[dict[str, Any]]) -> None:
+    assert resolve(layers) is None
+
+
+def test_unique_true_is_the_default_policy() -> None:
+    assert resolve([{"unique": True}]) == UniquePolicy()
+
+
+def test_every_option_sets_its_field() -> None:
+    policy = resolve(
+        [
+            {
+                "unique": True,
+                "unique_for": "PT1M",
+                "unique_on": "shop_id",
+                "unique_by": ["queue", "args", "meta"],
+                "unique_meta": "tenant",
+                "unique_states": "window",
+                "unique_on_conflict": "replace",
+                "unique_max_wait": "PT1H",
+                "identity_strategy": "always_unique",
+            }
+        ]
+    )
+
+    assert policy == UniquePolicy(
+        period=MINUTE,
+        args_keys=("shop_id",),
+        keys=("type", "queue", "args", "meta"),
+        meta_keys=("tenant",),
+        states=STATES,
+        on_conflict="replace",
+        max_wait=HOUR,
+        identity_strategy="always_unique",
+    )
+
+
+def test_a_policy_and_a_mapping_are_taken_as_they_are() -> None:
+    policy = UniquePolicy(period=60, on_conflict="reject")
+    document = {"keys": ["type", "args"], "period": "PT1M"}
+
+    assert resolve([{"unique": policy}]) == policy
+    assert resolve([{"unique": document}]) == policy
+
+
+def test_options_beside_a_policy_or_mapping_replace_single_fields() -> None:
+    policy = UniquePolicy(period=60, args_keys="a", on_conflict="reject")
+
+    beside_policy = resolve([{"unique": policy, "unique_for": "PT1H"}])
+    beside_mapping = resolve([{"unique": {"keys": ["type"]}, "unique_on_conflict": "rerun"}])
+
+    assert beside_policy == UniquePolicy(period=HOUR, args_keys="a", on_conflict="reject")
+    assert beside_mapping == UniquePolicy(keys="type", on_conflict="rerun")
+
+
+@pytest.mark.parametrize("wrong", [1, 0, "yes", "", ["type"], UniquePolicy, object()])
+def test_unique_is_true_false_a_policy_or_a_mapping(wrong: Any) -> None:
+    with pytest.raises(
+        InvalidPolicy, match=r"unique: .* is not a policy: give True, False"
+    ) as raised:
+        resolve([{"unique": wrong}])
+
+    assert raised.value.field == "unique"
+
+
+# -- Several layers --------------------------------------------------------------------------------
+
+
+def test_the_highest_layer_that_gives_a_field_decides_it() -> None:
+    call = {"unique_for": 1}
+    task = {"unique": True, "unique_for": 2, "unique_on_conflict": "reject"}
+    annotations = {"unique_for": 3, "unique_on_conflict": "replace", "unique_states": "window"}
+    defaults = {
+        "unique_for": 4,
+        "unique_states": "until_start",
+        "identity_strategy": "always_unique",
+    }
+
+    policy = resolve([call, task, annotations], defaults=defaults)
+
+    assert policy == UniquePolicy(
+        period=1, on_conflict="reject", states="window", identity_strategy="always_unique"
+    )
+
+
+def test_unique_true_above_a_policy_keeps_its_fields() -> None:
+    policy = UniquePolicy(period=60, states="window")
+
+    assert resolve([{"unique": True}, {"unique": policy}]) == policy
+    assert resolve([{"unique": True}, {"unique": False}, {"unique": policy}]) == policy
+
+
+def test_a_policy_hides_what_is_below_it() -> None:
+    below = {"unique": True, "unique_for": 60, "unique_on": "a"}
+    defaults = {"unique_states": "window", "unique_on_conflict": "reject"}
+
+    assert resolve([{"unique": UniquePolicy()}, below], defaults=defaults) == UniquePolicy()
+
+
+def test_a_mapping_hides_what_is_below_it() -> None:
+    below = {"unique": True, "unique_for": 60}
+
+    policy = resolve(
+        [{"unique": {"keys": ["type"]}}, below], defaults={"unique_on_conflict": "ignore"}
+    )
+
+    assert policy == UniquePolicy(keys="type", on_conflict="reject")
+
+
+def test_options_above_a_policy_replace_single_fields() -> None:
+    policy = UniquePolicy(period=60, states="window")
+
+    assert resolve([{"unique_for": 1}, {"unique": policy}]) == UniquePolicy(
+        period=1, states="window"
+    )
+
+
+def test_unique_false_in_a_call_turns_it_off() -> None:
+    assert resolve([{"unique": False}, {"unique": True, "unique_for": 60}]) is None
+
+
+def test_unique_false_lets_options_stand_beside_and_below_it() -> None:
+    assert resolve([{"unique": False, "unique_for": 60}]) is None
+    assert resolve([{"unique": False}, {"unique_for": 60}]) is None
+
+
+def test_unique_true_in_a_call_wakes_the_options_of_the_task() -> None:
+    task = {"unique": False, "unique_for": 60}
+
+    assert resolve([{"unique": True}, task]) == UniquePolicy(period=60)
+
+
+def test_a_wrong_option_beside_unique_false_is_still_wrong() -> None:
+    with pytest.raises(InvalidPolicy, match="unique_for"):
+        resolve([{"unique": False, "unique_for": "10m"}])
+    with pytest.raises(InvalidPolicy, match="clashes"):
+        resolve([{"unique": False, "unique_on": "a", "unique_key": "{a}"}])
+
+
+@pytest.mark.parametrize("option", sorted(OPTION_FIELDS))
+def test_an_option_where_unique_is_set_nowhere_is_refused(option: str) -> None:
+    values = {"unique_max_wait": 60, "unique_for": 60, "unique_key": "{a}"}
+    choices = {"unique_states": "window", "unique_on_conflict": "reject", "unique_by": "args"}
+    value = {**values, **choices, "identity_strategy": "strict"}.get(option, "name")
+
+    with pytest.raises(InvalidPolicy, match=f"{option}=.* unique is set nowhere: add unique=True"):
+        resolve([{}, {option: value}])
+
+
+def test_an_option_above_unique_false_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match=r"unique_for=60 .* unique is False: add unique=True"):
+        resolve([{"unique_for": 60}, {"unique": False}])
+
+
+def test_an_option_below_unique_is_not_set_nowhere() -> None:
+    assert resolve([{"unique": True}, {"unique_for": 60}]) == UniquePolicy(period=60)
+
+
+def test_an_option_that_is_none_is_no_option_where_unique_is_set_nowhere() -> None:
+    assert resolve([{"unique_for": None}, {"unique_on": None}]) is None
+
+
+def test_the_apps_defaults_never_make_a_task_unique_nor_raise() -> None:
+    defaults = {"unique_for": 60, "unique_on_conflict": "reject"}
+
+    assert resolve([{}], defaults=defaults) is None
+    assert resolve([{"unique": True}], defaults=defaults) == UniquePolicy(
+        period=60, on_conflict="reject"
+    )
+
+
+def test_none_takes_a_field_back_to_the_librarys_default() -> None:
+    task = {
+        "unique": True,
+        "unique_for": 60,
+        "unique_on": "a",
+        "unique_states": "window",
+        "unique_on_conflict": "reject",
+        "identity_strategy": "always_unique",
+    }
+
+    policy = resolve([dict.fromkeys(OPTION_FIELDS), task], defaults={"unique_for": 5})
+
+    assert policy == UniquePolicy()
+
+
+# -- Fields that depend on each other --------------------------------------------------------------
+
+DEPENDENT = [
+    # above, below, expected
+    ({"unique_on": "a"}, {"unique_by": "queue"}, {"keys": ("queue", "args"), "args_keys": "a"}),
+    ({"unique_key": "{a}"}, {"unique_by": "queue"}, {"keys": ("queue", "args"), "key": "{a}"}),
+    ({"unique_key": "{a}"}, {"unique_on": "a"}, {"key": "{a}"}),
+    ({"unique_on": "a"}, {"unique_key": "{a}"}, {"args_keys": "a"}),
+    ({"unique_by": "type"}, {"unique_on": "a"}, {"keys": "type"}),
+    ({"unique_by": "type"}, {"unique_key": "{a}"}, {"keys": "type"}),
+    ({"unique_by": "args"}, {"unique_on": "a"}, {"args_keys": "a"}),
+    ({"unique_meta": "t"}, {}, {"keys": ("args", "meta"), "meta_keys": "t"}),
+    ({"unique_meta": "t"}, {"unique_by": "type"}, {"keys": "meta", "meta_keys": "t"}),
+    ({"unique_by": "args"}, {"unique_meta": "t"}, {}),
+    ({"unique_meta": None}, {"unique_meta": "t"}, {}),
+    ({"unique_meta": "u"}, {"unique_meta": "t"}, {"keys": ("args", "meta"), "meta_keys": "u"}),
+    ({"unique_by": ["meta"]}, {"unique_meta": "t"}, {"keys": "meta", "meta_keys": "t"}),
+    (
+        {"unique_on_conflict": "ignore"},
+        {"unique_on_conflict": "replace", "unique_max_wait": 60},
+        {"on_conflict": "ignore"},
+    ),
+    (
+        {"unique_on_conflict": "replace_except_schedule"},
+        {"unique_on_conflict": "replace", "unique_max_wait": 60},
+        {"on_conflict": "replace_except_schedule", "max_wait": 60},
+    ),
+]
+
+
+@pytest.mark.parametrize(("above", "below", "expected"), DEPENDENT)
+def test_a_field_from_below_gives_way(
+    above: dict[str, Any], below: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    policy = UniquePolicy(**expected)
+
+    assert resolve([above, {"unique": True, **below}]) == policy
+    assert resolve([{"unique": True, **above}], defaults=below) == policy
+
+
+def test_a_field_of_a_policy_gives_way_to_an_option_beside_it() -> None:
+    policy = UniquePolicy(args_keys="a")
+
+    assert resolve([{"unique": policy, "unique_key": "{b}"}]) == UniquePolicy(key="{b}")
+    assert resolve([{"unique": {"keys": ["type"]}, "unique_on": "a"}]) == UniquePolicy(
+        args_keys="a", on_conflict="reject"
+    )
+
+
+CLASHES = [
+    ({"unique_on": "a", "unique_key": "{a}"}, "give only one of them"),
+    ({"unique_on": "a", "unique_by": "type"}, "add 'args' to keys"),
+    ({"unique_key": "{a}", "unique_by": "type"}, "add 'args' to keys"),
+    ({"unique_meta": "t", "unique_by": "args"}, "add 'meta' to keys"),
+    ({"unique_by": "meta"}, "name the headers"),
+    ({"unique_max_wait": 60}, "'replace' or 'replace_except_schedule'"),
+    ({"unique_max_wait": 60, "unique_on_conflict": "reject"}, "'replace' or"),
+]
+
+
+@pytest.mark.parametrize(("options", "cure"), CLASHES)
+def test_two_that_clash_in_one_layer_are_refused(options: dict[str, Any], cure: str) -> None:
+    for layers in ([{"unique": True, **options}], [options, {"unique": True}]):
+        with pytest.raises(InvalidPolicy, match="clashes") as raised:
+            resolve(layers)
+
+        assert cure in str(raised.value)
+
+
+def test_a_wait_above_a_strategy_that_does_not_replace_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="unique_max_wait"):
+        resolve([{"unique_max_wait": 60}, {"unique": True, "unique_on_conflict": "reject"}])
+
+
+def test_a_wait_of_the_app_is_for_the_tasks_that_replace() -> None:
+    defaults = {"unique_max_wait": 60}
+
+    layers = PolicyLayers([{"unique": True}], defaults=defaults)
+
+    assert layers.policy == UniquePolicy()
+    assert layers.for_call({"unique_on_conflict": "replace"}) == UniquePolicy(
+        on_conflict="replace", max_wait=60
+    )
+    assert layers.for_call(
+        {"unique_on_conflict": "replace", "unique_max_wait": None}
+    ) == UniquePolicy(on_conflict="replace")
+
+
+# -- Calls above resolved layers -------------------------------------------------------------------
+
+
+def test_a_call_without_options_of_the_policy_gets_the_same_object() -> None:
+    layers = PolicyLayers([{"unique": True}])
+
+    assert layers.for_call({}) is layers.policy
+    assert layers.for_call({"idempotency_key": "k", "idempotency_ttl": HOUR}) is layers.policy
+
+
+def test_a_call_leaves_the_layers_as_they_are() -> None:
+    layers = PolicyLayers([{"unique": True, "unique_on": "a"}])
+
+    layers.for_call({"unique_key": "{b}", "unique_by": ["args", "queue"]})
+
+    assert layers.for_call({"unique_for": 60}) == UniquePolicy(args_keys="a", period=60)
+
+
+def test_a_wrong_option_of_the_task_is_refused_before_any_call() -> None:
+    with pytest.raises(InvalidPolicy, match="unique_for"):
+        PolicyLayers([{"unique": True, "unique_for": "10m"}])
+
+
+def test_override_replaces_single_fields_of_a_policy() -> None:
+    policy = UniquePolicy(period=60, on_conflict="reject")
+
+    assert override(policy, {"unique_for": None}) == UniquePolicy(on_conflict="reject")
+    assert override(policy, {}) == policy
+    assert override(policy, {"unique": False}) is None
+    assert override(policy, {"unique": UniquePolicy()}) == UniquePolicy()
+
+
+layer_options = st.fixed_dictionaries(
+    {},
+    optional={
+        "unique": st.sampled_from([True, False, None, UniquePolicy(args_keys="p", period=9)]),
+        "unique_for": st.sampled_from([None, 1, "PT1M"]),
+        "unique_on": st.sampled_from([None, "a", ["a", "b"]]),
+        "unique_by": st.sampled_from([None, "type", "args", ["queue", "args"], ["args", "meta"]]),
+        "unique_meta": st.sampled_from([None, "t"]),
+        "unique_key": st.sampled_from([None, "{a}"]),
+        "unique_on_conflict": st.sampled_from([None, "reject", "replace"]),
+        "unique_max_wait": st.sampled_from([None, 60]),
+    },
+)
+
+
+def outcome(action: Any) -> Any:
+    try:
+        return action()
+    except InvalidPolicy as error:
+        return str(error)
+
+
+@given(layer_options, st.lists(layer_options, max_size=2), layer_options)
+def test_resolving_below_a_call_first_changes_nothing(
+    call: dict[str, Any], below: list[dict[str, Any]], defaults: dict[str, Any]
+) -> None:
+    defaults = {name: value for name, value in defaults.items() if name in OPTION_FIELDS and value}
+    at_once = outcome(lambda: resolve([call, *below], defaults=defaults))
+
+    in_two_steps = outcome(lambda: PolicyLayers(below, defaults=defaults).for_call(call))
+
+    # The layers below can be wrong by themselves, which a call above might have healed.
+    alone = outcome(lambda: resolve(below, defaults=defaults))
+    assert in_two_steps == (alone if isinstance(alone, str) else at_once)
+
+
+@given(layer_options)
+def test_what_comes_out_is_a_policy_none_or_a_named_error(options: dict[str, Any]) -> None:
+    result = outcome(lambda: resolve([options]))
+
+    assert result is None or isinstance(result, (UniquePolicy, str))
+    if isinstance(result, str):
+        assert any(option in result for option in OPTION_FIELDS)

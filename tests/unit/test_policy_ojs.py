@@ -1,0 +1,263 @@
+"""A policy as an Open Job Spec document: section 2, 5, 6, 7 and 13 of the specification."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_unique import policy as policy_module
+from celery_unique.durations import LONGEST, SHORTEST
+from celery_unique.exceptions import InvalidPolicy, UniquePolicyWarning
+from celery_unique.policy import UniquePolicy
+from celery_unique.states import LIVE, STATES
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:states .* have gaps:celery_unique.exceptions.UniquePolicyWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_about() -> Iterator[None]:
+    policy_module._warned.clear()
+    yield
+    policy_module._warned.clear()
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    with pytest.warns(UniquePolicyWarning):
+        policy = UniquePolicy.from_ojs({})
+
+    assert policy == UniquePolicy(keys=["type"], on_conflict="reject", states=LIVE)
+
+
+def test_the_example_of_section_2() -> None:
+    policy = UniquePolicy.from_ojs(
+        {
+            "keys": ["type", "queue", "args"],
+            "args_keys": ["user_id"],
+            "meta_keys": [],
+            "period": "PT1H",
+            "states": ["available", "active", "scheduled", "retryable", "pending"],
+            "on_conflict": "reject",
+        }
+    )
+
+    assert policy == UniquePolicy(
+        keys=("type", "queue", "args"),
+        args_keys=("user_id",),
+        period=timedelta(hours=1),
+        on_conflict="reject",
+    )
+
+
+EXAMPLES = [
+    {"keys": ["type", "args"], "args_keys": ["user_id"], "on_conflict": "replace"},
+    {"keys": ["type", "args"], "args_keys": ["user_id"], "on_conflict": "replace_except_schedule"},
+    {"keys": ["type"], "on_conflict": "ignore"},
+    {"keys": ["type"], "states": ["scheduled"]},
+    {"keys": ["type"], "states": ["available"]},
+    {"keys": ["type"], "states": ["available", "active"]},
+    {"keys": ["type"], "states": ["available", "active", "retryable", "scheduled"]},
+    {"keys": ["type", "args"], "period": "PT2S"},
+    {
+        "keys": ["type", "args"],
+        "args_keys": ["user_id"],
+        "states": ["available", "active", "scheduled", "retryable", "pending", "completed"],
+        "period": "P7D",
+        "on_conflict": "ignore",
+    },
+    {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"], "on_conflict": "ignore"},
+    {"keys": ["args"]},
+    {"keys": []},
+    {"keys": ["type", "args"], "args_keys": None, "meta_keys": None, "period": None},
+]
+
+
+@pytest.mark.parametrize("document", EXAMPLES, ids=json.dumps)
+def test_documents_of_the_specification_are_accepted(document: dict[str, Any]) -> None:
+    policy = UniquePolicy.from_ojs(document)
+
+    assert policy.on_conflict == document.get("on_conflict", "reject")
+    assert set(policy.states) == set(document.get("states", LIVE))
+    assert set(policy.keys) == {"type", *document["keys"]}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, MappingProxyType])
+def test_any_mapping_will_do(kind: Any) -> None:
+    assert UniquePolicy.from_ojs(kind({"keys": ["args"]})).keys == ("type", "args")
+
+
+# -- Round trips -----------------------------------------------------------------------------------
+
+names = st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> UniquePolicy:
+    keys = draw(st.lists(st.sampled_from(["type", "queue", "args", "meta"]), unique=True))
+    return UniquePolicy(
+        keys=keys,
+        args_keys=draw(st.none() | names) if "args" in keys else None,
+        meta_keys=draw(names) if "meta" in keys else None,
+        period=draw(st.none() | st.timedeltas(SHORTEST, LONGEST)),
+        states=draw(st.lists(st.sampled_from(STATES), min_size=1, unique=True)),
+        on_conflict=draw(
+            st.sampled_from(["reject", "replace", "replace_except_schedule", "ignore"])
+        ),
+    )
+
+
+@given(policies())
+def test_a_policy_comes_back_from_its_document(policy: UniquePolicy) -> None:
+    document = json.loads(json.dumps(policy.to_ojs()))
+
+    assert UniquePolicy.from_ojs(document) == policy
+
+
+@given(policies())
+def test_a_document_of_ours_comes_back_from_its_policy(policy: UniquePolicy) -> None:
+    document = policy.to_ojs()
+
+    assert UniquePolicy.from_ojs(document).to_ojs() == document
+
+
+def test_to_ojs_says_what_could_be_left_out_and_leaves_out_what_is_none() -> None:
+    assert UniquePolicy().to_ojs() == {
+        "keys": ["type", "args"],
+        "states": ["pending", "scheduled", "available", "active", "retryable"],
+        "on_conflict": "ignore",
+    }
+
+
+def key_of_call(**arguments: Any) -> str:
+    return "key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"key": "{a}"}, "key"),
+        ({"key": key_of_call}, "key"),
+        ({"on_conflict": "rerun"}, "on_conflict"),
+        ({"on_conflict": "replace", "max_wait": 60}, "max_wait"),
+        ({"identity_strategy": "caller_provided"}, "identity_strategy"),
+    ],
+)
+def test_to_ojs_raises_for_what_the_specification_cannot_say(
+    fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidPolicy, match="the Open Job Spec cannot say") as raised:
+        UniquePolicy(**fields).to_ojs()
+
+    assert raised.value.field == field
+
+
+# -- What is refused -------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"perod": "PT1H"}, "perod", "Did you mean 'period'?"),
+    ({"Keys": ["type"]}, "Keys", "Did you mean 'keys'?"),
+    ({"something": 1}, "something", "Use 'keys', 'args_keys'"),
+    ({1: 2}, None, "Use 'keys', 'args_keys'"),
+    ({"unique": {"keys": ["type"]}}, "unique", "Give the object that stands under 'unique'"),
+    ({"key": "{a}"}, "key", "Give unique_key= beside unique="),
+    ({"max_wait": "PT1H"}, "max_wait", "Give unique_max_wait= beside unique="),
+    ({"identity_strategy": "strict"}, "identity_strategy", "Give identity_strategy= beside"),
+    ({"unique_for": "PT1H"}, "unique_for", "Give unique_for= beside unique="),
+    ({"keys": "type"}, "keys", "a list of strings"),
+    ({"keys": None}, "keys", "a list of strings"),
+    ({"keys": {"type"}}, "keys", "a list of strings"),
+    ({"keys": ["argz"]}, "keys", "Did you mean 'args'?"),
+    ({"keys": ["Args"]}, "keys", "Did you mean 'args'?"),
+    ({"keys": ["type", "type"]}, "keys", "'type' is repeated"),
+    ({"keys": [["type"]]}, "keys", "every item is a string"),
+    ({"keys": ["meta"]}, "meta_keys", "name the headers that count"),
+    ({"keys": ["meta"], "meta_keys": None}, "meta_keys", "name the headers that count"),
+    ({"keys": ["meta"], "meta_keys": []}, "meta_keys", "Give at least one name"),
+    ({"keys": ["type"], "meta_keys": ["tenant"]}, "meta_keys", "add 'meta' to keys"),
+    ({"keys": ["meta"], "meta_keys": ["a", "a"]}, "meta_keys", "'a' is repeated"),
+    ({"keys": ["args"], "args_keys": "user_id"}, "args_keys", "a list of strings"),
+    ({"keys": ["args"], "args_keys": ["a", "a"]}, "args_keys", "'a' is repeated"),
+    ({"keys": ["args"], "args_keys": []}, "args_keys", "take 'args' out of keys"),
+    ({"keys": ["args"], "args_keys": [1]}, "args_keys", "every item is a string"),
+    ({"args_keys": ["user_id"]}, "args_keys", "add 'args' to keys"),
+    ({"period": 600}, "period", "such as 'PT10M'"),
+    ({"period": timedelta(hours=1)}, "period", "such as 'PT10M'"),
+    ({"period": "1h"}, "period", "such as 'PT10M'"),
+    ({"period": "PT1.5H"}, "period", "such as 'PT10M'"),
+    ({"period": "-PT1H"}, "period", "such as 'PT10M'"),
+    ({"period": "PT0S"}, "period", "at least one millisecond"),
+    ({"period": "P"}, "period", "such as 'PT10M'"),
+    ({"states": "until_done"}, "states", "a list of strings"),
+    ({"states": []}, "states", "Give at least one state"),
+    ({"states": ["actve"]}, "states", "Did you mean 'active'?"),
+    ({"states": ["Active"]}, "states", "Did you mean 'active'?"),
+    ({"states": ["active", "active"]}, "states", "'active' is repeated"),
+    ({"on_conflict": "rerun"}, "on_conflict", "Use 'reject', 'replace'"),
+    ({"on_conflict": "rejct"}, "on_conflict", "Did you mean 'reject'?"),
+    ({"on_conflict": None}, "on_conflict", "Use 'reject', 'replace'"),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "cure"), REFUSED, ids=[str(d) for d, *_ in REFUSED])
+def test_from_ojs_refuses_and_names_the_field_and_the_cure(
+    document: dict[Any, Any], field: str | None, cure: str
+) -> None:
+    with pytest.raises(InvalidPolicy) as raised:
+        UniquePolicy.from_ojs(document)
+
+    assert raised.value.field == field
+    assert (field or "") in str(raised.value)
+    assert cure in str(raised.value)
+    assert raised.value.to_ojs()["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("document", [None, 1, "type", ["type"], True, UniquePolicy])
+def test_from_ojs_wants_a_mapping(document: Any) -> None:
+    with pytest.raises(InvalidPolicy, match=r"unique: .* is not a policy: give True, False"):
+        UniquePolicy.from_ojs(document)
+
+
+# -- What is warned about --------------------------------------------------------------------------
+
+
+def test_a_document_without_keys_is_warned_about_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            UniquePolicy.from_ojs({"on_conflict": "ignore"})
+
+    assert [warning.filename for warning in caught] == [__file__]
+    assert str(caught[0].message) == (
+        "unique={'on_conflict': 'ignore'} has no 'keys', and the Open Job Spec's default is "
+        "['type']: calls with different arguments are duplicates of each other. "
+        "Say 'keys': ['type', 'args'] to tell them apart, or 'keys': ['type'] if that is meant"
+    )
+
+
+def test_another_document_without_keys_is_warned_about_too() -> None:
+    for on_conflict in ("ignore", "reject"):
+        with pytest.warns(UniquePolicyWarning, match=on_conflict):
+            UniquePolicy.from_ojs({"on_conflict": on_conflict})
+
+
+def test_a_document_with_keys_is_not_warned_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        UniquePolicy.from_ojs({"keys": ["type"]})
+
+
+def test_a_document_that_is_refused_is_not_warned_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InvalidPolicy):
+            UniquePolicy.from_ojs({"period": "1h"})

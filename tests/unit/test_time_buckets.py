@@ -1,0 +1,322 @@
+"""Names of stretches of the calendar, in UTC and in zones that change their clocks."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from celery_unique import InvalidPolicy, time_bucket
+
+BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
+ZONES = ("UTC", BERLIN, NEW_YORK, LORD_HOWE, "Asia/Kolkata", "Asia/Kathmandu", "America/Havana")
+MINUTES = tuple(n for n in range(1, 1440) if 1440 % n == 0)
+
+
+def utc(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[misc]
+
+
+AT = utc(2026, 1, 20, 14, 7, 31)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("period", "name"),
+    [
+        ("PT1M", "2026-01-20T14:07"),
+        ("PT5M", "2026-01-20T14:05"),
+        ("PT15M", "2026-01-20T14:00"),
+        ("PT90M", "2026-01-20T13:30"),
+        ("PT1H", "2026-01-20T14"),
+        ("PT60M", "2026-01-20T14"),
+        ("PT6H", "2026-01-20T12"),
+        ("P1D", "2026-01-20"),
+        ("PT24H", "2026-01-20"),
+        ("PT1440M", "2026-01-20"),
+        ("P7D", "2026-01-19"),
+        ("P1W", "2026-W04"),
+        ("P1M", "2026-01"),
+        ("P3M", "2026-01"),
+        ("P12M", "2026-01"),
+    ],
+)
+def test_a_bucket_has_a_name_that_people_can_read(period: str, name: str) -> None:
+    assert time_bucket(period, AT) == name
+
+
+@pytest.mark.parametrize(
+    ("period", "tz", "name"),
+    [
+        ("PT5M", BERLIN, "2026-01-20T15:05+01:00"),
+        ("PT1H", NEW_YORK, "2026-01-20T09-05:00"),
+        ("PT1H", "Asia/Kolkata", "2026-01-20T19+05:30"),
+        ("PT1H", "Europe/London", "2026-01-20T14+00:00"),
+        ("P1D", "Pacific/Auckland", "2026-01-21"),
+        ("P1D", ZoneInfo(BERLIN), "2026-01-20"),
+        ("PT1H", timezone(timedelta(hours=-3)), "2026-01-20T11-03:00"),
+        ("PT1H", UTC, "2026-01-20T14"),
+        ("PT1H", ZoneInfo("UTC"), "2026-01-20T14"),
+    ],
+)
+def test_a_zone_has_a_calendar_of_its_own(period: str, tz: Any, name: str) -> None:
+    assert time_bucket(period, AT, tz) == name
+
+
+@pytest.mark.parametrize(
+    ("day", "week"),
+    [
+        ((2026, 1, 1), "2026-W01"),
+        ((2027, 1, 3), "2026-W53"),
+        ((2027, 1, 4), "2027-W01"),
+        ((2024, 12, 30), "2025-W01"),
+    ],
+)
+def test_weeks_begin_on_monday_and_belong_to_the_year_of_iso_8601(
+    day: tuple[int, ...], week: str
+) -> None:
+    assert time_bucket("P1W", utc(*day)) == week
+
+
+def test_quarters_begin_in_january_april_july_and_october() -> None:
+    months = [time_bucket("P3M", utc(2026, month, 15)) for month in range(1, 13)]
+
+    assert months == [f"2026-{first:02}" for first in (1, 4, 7, 10) for _ in range(3)]
+
+
+def test_without_a_moment_it_is_now() -> None:
+    before = time_bucket("PT1M", datetime.now(UTC))
+    now = time_bucket("PT1M")
+    after = time_bucket("PT1M", datetime.now(UTC))
+
+    assert now in (before, after)
+
+
+def test_it_does_not_matter_in_which_zone_the_moment_is_given() -> None:
+    there = AT.astimezone(ZoneInfo("Asia/Tokyo"))
+
+    assert time_bucket("P1D", there) == time_bucket("P1D", AT) == "2026-01-20"
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "period",
+    [
+        "PT7M", "PT0M", "PT5H", "PT25H", "PT48H", "PT1441M", "PT30S", "P5M", "P0D", "P1Y", "P1DT1H",
+        "PT1H30M", "PT1.5H", "P1", "", "hour", "-PT1H", "pt1h", " PT1H", "PT1H\n", "PT\u0665M",
+        3600, None, timedelta(hours=1),
+    ],
+)  # fmt: skip
+def test_a_period_that_is_no_bucket_is_refused_with_what_is_accepted(period: Any) -> None:
+    with pytest.raises(InvalidPolicy, match=r"(?s)PT5M.*PT1H.*P1D.*P1W.*P1M") as caught:
+        time_bucket(period, AT)
+
+    assert caught.value.field == "period"
+
+
+def test_a_moment_without_a_zone_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="no time zone") as caught:
+        time_bucket("PT1H", datetime(2026, 1, 20, 14))  # noqa: DTZ001
+
+    assert caught.value.field == "at"
+
+
+@pytest.mark.parametrize("at", [0, "2026-01-20", date(2026, 1, 20)])
+def test_what_is_no_moment_is_refused(at: Any) -> None:
+    with pytest.raises(InvalidPolicy, match="datetime") as caught:
+        time_bucket("PT1H", at)
+
+    assert caught.value.field == "at"
+
+
+@pytest.mark.parametrize("tz", ["Europe/Atlantis", "", "../etc/passwd", None, 3, "\0"])
+def test_an_unknown_zone_is_refused(tz: Any) -> None:
+    with pytest.raises(InvalidPolicy, match="time zone") as caught:
+        time_bucket("PT1H", AT, tz)
+
+    assert caught.value.field == "tz"
+
+
+# -- clocks that are changed -----------------------------------------------------------------------
+
+
+def begins(period: str, tz: str, first: datetime, hours: int) -> list[tuple[str, str]]:
+    """When, on the wall, a bucket of another name begins, and its name."""
+    moments = [first + timedelta(minutes=n) for n in range(hours * 60)]
+    found: list[tuple[str, str]] = []
+    for moment in moments:
+        name = time_bucket(period, moment, tz)
+        if not found or found[-1][1] != name:
+            found.append((f"{moment.astimezone(ZoneInfo(tz)):%H:%M}", name))
+    return found
+
+
+def test_the_hour_that_comes_twice_is_two_buckets_in_berlin() -> None:
+    assert begins("PT1H", BERLIN, utc(2026, 10, 24, 23), 4) == [
+        ("01:00", "2026-10-25T01+02:00"),
+        ("02:00", "2026-10-25T02+02:00"),
+        ("02:00", "2026-10-25T02+01:00"),
+        ("03:00", "2026-10-25T03+01:00"),
+    ]
+
+
+def test_the_hour_that_comes_twice_is_two_buckets_in_new_york() -> None:
+    assert begins("PT1H", NEW_YORK, utc(2026, 11, 1, 4), 4) == [
+        ("00:00", "2026-11-01T00-04:00"),
+        ("01:00", "2026-11-01T01-04:00"),
+        ("01:00", "2026-11-01T01-05:00"),
+        ("02:00", "2026-11-01T02-05:00"),
+    ]
+
+
+def test_the_hour_that_is_left_out_has_no_bucket() -> None:
+    assert begins("PT1H", BERLIN, utc(2026, 3, 29, 0), 3) == [
+        ("01:00", "2026-03-29T01+01:00"),
+        ("03:00", "2026-03-29T03+02:00"),
+        ("04:00", "2026-03-29T04+02:00"),
+    ]
+    assert begins("PT1H", NEW_YORK, utc(2026, 3, 8, 6), 2) == [
+        ("01:00", "2026-03-08T01-05:00"),
+        ("03:00", "2026-03-08T03-04:00"),
+    ]
+
+
+def test_a_quarter_of_the_day_stays_whole_and_is_as_long_as_it_is() -> None:
+    autumn = begins("PT6H", BERLIN, utc(2026, 10, 24, 22), 14)
+    spring = begins("PT6H", BERLIN, utc(2026, 3, 28, 23), 12)
+
+    assert [wall for wall, _ in autumn] == ["00:00", "06:00", "12:00"]
+    assert [wall for wall, _ in spring] == ["00:00", "06:00", "12:00"]
+    assert autumn[0][1] == "2026-10-25T00+02:00"
+
+
+def test_a_bucket_whose_beginning_is_left_out_begins_with_the_change() -> None:
+    assert begins("PT2H", BERLIN, utc(2026, 3, 28, 23), 4) == [
+        ("00:00", "2026-03-29T00+01:00"),
+        ("03:00", "2026-03-29T02+02:00"),
+        ("04:00", "2026-03-29T04+02:00"),
+    ]
+
+
+def test_half_an_hour_back_on_lord_howe_makes_one_hour_longer() -> None:
+    assert begins("PT1H", LORD_HOWE, utc(2026, 4, 4, 14), 3) == [
+        ("01:00", "2026-04-05T01+11:00"),
+        ("02:00", "2026-04-05T02+10:30"),
+        ("03:00", "2026-04-05T03+10:30"),
+    ]
+
+
+def test_the_half_hour_that_comes_twice_on_lord_howe_is_two_buckets() -> None:
+    assert begins("PT30M", LORD_HOWE, utc(2026, 4, 4, 14), 2)[1:3] == [
+        ("01:30", "2026-04-05T01:30+11:00"),
+        ("01:30", "2026-04-05T01:30+10:30"),
+    ]
+
+
+def test_a_clock_set_back_into_the_middle_of_a_bucket_begins_another() -> None:
+    assert begins("PT20M", LORD_HOWE, utc(2026, 4, 4, 14), 2)[1:5] == [
+        ("01:20", "2026-04-05T01:20+11:00"),
+        ("01:40", "2026-04-05T01:40+11:00"),
+        ("01:30", "2026-04-05T01:20+10:30"),
+        ("01:40", "2026-04-05T01:40+10:30"),
+    ]
+
+
+def test_a_day_of_23_or_25_hours_is_one_day() -> None:
+    assert [n for _, n in begins("P1D", BERLIN, utc(2026, 10, 24, 22), 26)] == [
+        "2026-10-25",
+        "2026-10-26",
+    ]
+    assert [n for _, n in begins("P1D", BERLIN, utc(2026, 3, 28, 23), 24)] == [
+        "2026-03-29",
+        "2026-03-30",
+    ]
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+moments = st.datetimes(datetime(1971, 1, 1), datetime(2037, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+minutes = st.sampled_from(MINUTES)
+near = st.integers(-3 * 1440 * 60, 3 * 1440 * 60)
+
+
+@given(moments, minutes, near)
+def test_in_utc_same_name_if_and_only_if_same_aligned_interval(
+    at: datetime, length: int, seconds: int
+) -> None:
+    other = at + timedelta(seconds=seconds)
+    epoch = utc(1970, 1, 1)
+
+    def interval(moment: datetime) -> int:
+        return (moment - epoch) // timedelta(minutes=length)
+
+    same = time_bucket(f"PT{length}M", at) == time_bucket(f"PT{length}M", other)
+
+    assert same == (interval(at) == interval(other))
+
+
+@given(moments, st.integers(1, 60), near)
+def test_several_days_are_one_aligned_interval(at: datetime, days: int, seconds: int) -> None:
+    other = at + timedelta(seconds=seconds)
+
+    def interval(moment: datetime) -> int:
+        return (moment.date() - date(1, 1, 1)).days // days
+
+    same = time_bucket(f"P{days}D", at) == time_bucket(f"P{days}D", other)
+
+    assert same == (interval(at) == interval(other))
+
+
+def intervals(tz: tzinfo, length: int, first: datetime, hours: int) -> list[int]:
+    """The number of the bucket of every minute, told by watching the clock on the wall: one
+    begins whenever it shows an aligned time, or is set so that it shows another bucket."""
+    found: list[int] = []
+    last = None
+    for n in range(hours * 60):
+        wall = (first + timedelta(minutes=n)).astimezone(tz)
+        passed = wall.hour * 60 + wall.minute
+        now = (wall.date(), passed // length)
+        begun = last is not None and (now != last or passed % length == 0)
+        found.append((found[-1] + begun) if found else 0)
+        last = now
+    return found
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.sampled_from(ZONES), minutes, st.dates(date(2015, 1, 1), date(2035, 1, 1)))
+@example(BERLIN, 60, date(2026, 10, 25))
+@example(BERLIN, 120, date(2026, 3, 29))
+@example(NEW_YORK, 30, date(2026, 11, 1))
+@example(LORD_HOWE, 20, date(2026, 4, 5))
+@example(LORD_HOWE, 60, date(2026, 10, 4))
+@example("America/Havana", 360, date(2026, 11, 1))
+def test_in_any_zone_names_change_exactly_when_a_bucket_begins(
+    tz: str, length: int, day: date
+) -> None:
+    first = datetime(day.year, day.month, day.day, tzinfo=UTC) - timedelta(hours=12)
+    hours = 36
+    expected = intervals(ZoneInfo(tz), length, first, hours)
+    names = [
+        time_bucket(f"PT{length}M", first + timedelta(minutes=n), tz) for n in range(hours * 60)
+    ]
+
+    changes = [one != other for one, other in itertools.pairwise(names)]
+    assert changes == [one != other for one, other in itertools.pairwise(expected)]
+    # And a name never comes again.
+    assert len(set(names)) == len(set(expected))
+
+
+@given(moments, st.sampled_from(ZONES), st.sampled_from(["PT1M", "PT5M", "PT1H", "P1D", "P1M"]))
+def test_names_never_depend_on_the_zone_of_the_moment(at: datetime, tz: str, period: str) -> None:
+    assert time_bucket(period, at.astimezone(ZoneInfo(LORD_HOWE)), tz) == time_bucket(
+        period, at, tz
+    )
