@@ -82,6 +82,16 @@ class ReplacingStage(Stage):
         """No task and no mark: every message that was to be dropped was reached."""
         eventually(lambda: not self.record(key), timeout=timeout, message="something is left")
 
+    def wait_until_worker_has(self, task_ids: Iterable[str]) -> None:
+        """Their messages are in a worker's hands: a message that Redis has handed out and kombu
+        has not noted down yet is lost with its worker, with or without unique tasks."""
+
+        def noted_down() -> bool:
+            messages = "".join(self.props.redis.hvals("unacked"))
+            return all(task_id in messages for task_id in task_ids)
+
+        eventually(noted_down, timeout=20, message="no worker has the messages")
+
     def told_revoked(self, task_id: str) -> list[dict[str, Any]]:
         return [fact for fact in self.props.told(task_id) if fact["signal"] == "task_revoked"]
 

@@ -450,6 +450,7 @@ def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(
             stage.wait_for_runs(each)
         successors = [stage.send("rerun", each, 1) for each in tags]
         assert {result.outcome for result in successors} == {"rerun"}
+        stage.wait_until_worker_has([result.id for result in successors])
 
         stage.worker.kill()
         killed_at = time.time()
