@@ -283,9 +283,7 @@ class UniqueTaskCoordinator:
 
     # -- conflicts -----------------------------------------------------------
 
-    def settle_conflict(
-        self, attempt: Attempt, acquired: Acquired, send: Send
-    ) -> Published | None:
+    def settle_conflict(self, attempt: Attempt, acquired: Acquired, send: Send) -> Published | None:
         """The answer to a call whose key is held, or None: ask again."""
         holder = acquired.holder
         assert holder is not None

@@ -16,13 +16,14 @@ from typing import Any
 from celery.app.task import Context
 from celery.utils.functional import maybe_list
 from kombu import serialization
-from kombu.serialization import prepare_accept_content
 
 from .continuations import BODY_OVER
 from .header import HEADER, LockHeader
 from .timing import delay_ms, expires_ms
 
 VERSION = 1
+
+_kombu: Any = serialization  # typed in part only
 
 #: Options that mean something in the calling process only.
 _OF_THE_CALLER = (
@@ -77,7 +78,7 @@ class FollowerCall:
 
     def dumps(self) -> str:
         payload = [self.args, self.kwargs, dict(self.options)]
-        content_type, encoding, body = serialization.dumps(payload, serializer=self.serializer)
+        content_type, encoding, body = _kombu.dumps(payload, serializer=self.serializer)
         binary = isinstance(body, bytes)
         document = {
             "v": VERSION,
@@ -96,11 +97,11 @@ class FollowerCall:
     def loads(cls, app: Any, text: str) -> FollowerCall:
         document = json.loads(text)
         body = document["body"]
-        args, kwargs, options = serialization.loads(
+        args, kwargs, options = _kombu.loads(
             base64.b64decode(body) if document["binary"] else body,
             document["type"],
             document["encoding"],
-            accept=prepare_accept_content(app.conf.accept_content),
+            accept=_kombu.prepare_accept_content(app.conf.accept_content),
         )
         header = LockHeader.from_message(document["lock"])
         assert header is not None

@@ -188,4 +188,3 @@ def fails_under_its_id(error: Exception, options: Mapping[str, Any]) -> bool:
     """Whether a refused call ends as a failure under its own id: the other members of its
     canvas are sent or will be, and wait for it."""
     return isinstance(error, DuplicateTask) and any(options.get(name) for name in CANVAS)
-

@@ -32,7 +32,9 @@ def share(runtime: Runtime, lock: LockHeader, task_name: str, outcome: Outcome) 
     alive_until = _half_a_lease_from_now(runtime)
     try:
         while waiting := [
-            follower for follower in store.followers(lock.key, lock.task_id) if follower[0] not in seen
+            follower
+            for follower in store.followers(lock.key, lock.task_id)
+            if follower[0] not in seen
         ]:
             for follower_id, follower in waiting:
                 if time.monotonic() > alive_until:
@@ -55,9 +57,7 @@ def _still_here(runtime: Runtime, lock: LockHeader) -> Held:
     return Held(lock.key, lock.task_id, lock.delivery, run_ms, run_ms)
 
 
-def _complete(
-    runtime: Runtime, key: str, follower_id: str, message: str, outcome: Outcome
-) -> bool:
+def _complete(runtime: Runtime, key: str, follower_id: str, message: str, outcome: Outcome) -> bool:
     """Whether it has its outcome now. If not it stays where it is, for whoever looks next."""
     try:
         complete(runtime.app, FollowerCall.loads(runtime.app, message), outcome)
@@ -109,9 +109,7 @@ class _Round:
     def _take_care_of(self, orphan: Orphan) -> bool:
         outcome = self._outcome_for(orphan)
         if outcome is not None:
-            return _complete(
-                self._runtime, self._key, orphan.follower_id, orphan.message, outcome
-            )
+            return _complete(self._runtime, self._key, orphan.follower_id, orphan.message, outcome)
         return self._promote(orphan)
 
     def _outcome_for(self, orphan: Orphan) -> Outcome | None:

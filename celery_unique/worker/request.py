@@ -363,9 +363,7 @@ class UniqueRequestMixin:
             self._unique_requeued = True
         return bool(retried)
 
-    def _announce_revoked(
-        self, reason: str, terminated: bool, signum: Any, expired: bool
-    ) -> None:
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         self._unique_end = State.CANCELLED
         self._give_back()
         with finishing():
@@ -410,9 +408,7 @@ class UniqueRequestMixin:
             return
         self._unique_followed = False
         runtime, settle = self._runtime, self._settle
-        runtime.in_background(
-            lambda: end_with_followers(runtime, lock, self.name, outcome, settle)
-        )
+        runtime.in_background(lambda: end_with_followers(runtime, lock, self.name, outcome, settle))
 
     def _let_go(self) -> None:
         """The message goes back to the queue: the key stays, this delivery is over."""
