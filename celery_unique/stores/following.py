@@ -81,8 +81,9 @@ class Following:
 
     def group_for(self, holder: str) -> str:
         """The name of a group that follows the holder."""
-        for name in self.groups_of(holder):
-            return name
+        known = self.groups_of(holder)
+        if known:
+            return min(known, key=int)
         number = 1
         while str(number) in self.groups:
             number += 1
