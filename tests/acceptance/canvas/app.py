@@ -25,7 +25,7 @@ Define = Callable[..., Any]
 def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> Celery:
     """Locks, and what tests and tasks tell each other, are in Redis."""
     if backend == "django-db":
-        _set_up_django(Path(settings.pop("django_database")))
+        set_up_django(Path(settings.pop("django_database")))
     app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
         unique_store_url=redis_url,
@@ -116,7 +116,7 @@ def _define_helpers(app: Celery, task: Define, props: Props) -> None:
         return [self.request.root_id, self.request.parent_id]
 
 
-def _set_up_django(database: Path) -> None:
+def set_up_django(database: Path) -> None:
     import django
     from django.conf import settings
 

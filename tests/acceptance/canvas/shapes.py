@@ -29,6 +29,11 @@ WITH_CHORD: set[str] = set()
 RUNNING: set[str] = set()
 
 
+def shapes_for(backend: str) -> list[str]:
+    """What can be played with a result backend: Celery has no chords with rpc."""
+    return [name for name in SHAPES if backend != "rpc" or name not in WITH_CHORD]
+
+
 @dataclass
 class Cast:
     """The tasks of one kind, and a tag that no other cast has."""
@@ -356,3 +361,13 @@ def apply_many(c: Cast) -> Any:
         [c.work.s(c.tag), c.echo.s(3), c.work.s(c.tag).set(link=c.note_here), canvas]
     )
     return results, lambda: c.noted(1)
+
+
+#: Shapes on which Celery hangs without us, with what they come to with us: the message of a
+#: replacement goes without the name of the queue that waits for the result.
+HANGS_IN_CELERY: dict[tuple[str, str], list[Any]] = {
+    ("rpc", "holder_that_is_replaced_in_its_body"): [
+        [["SUCCESS", "replaced"], ["SUCCESS", 1]],
+        None,
+    ],
+}
