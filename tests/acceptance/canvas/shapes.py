@@ -57,6 +57,10 @@ class Cast:
         self.held = (getattr(self, task), duplicates)
         return result
 
+    def waiting(self, task: str = "work") -> Any:
+        """A signature whose call waits as holders do: equal ones find each other."""
+        return getattr(self, task).si(self.tag).set(queue=HELD)
+
     def is_joined(self) -> bool:
         """Whether every duplicate of the holder has been called."""
         if self.held is None or self.kind != "unique":
@@ -111,7 +115,7 @@ def shape(
 
 @shape()
 def group_of_equals(c: Cast) -> Any:
-    return group(c.work.s(c.tag), c.work.s(c.tag), c.work.s(c.tag))()
+    return group(c.waiting(), c.waiting(), c.waiting())()
 
 
 @shape()
@@ -134,7 +138,7 @@ def nested_groups(c: Cast) -> Any:
 
 @shape()
 def group_of_failing_equals(c: Cast) -> Any:
-    return group(c.fail.s(c.tag), c.fail.s(c.tag))()
+    return group(c.waiting("fail"), c.waiting("fail"))()
 
 
 # -- chords ------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def group_of_failing_equals(c: Cast) -> Any:
 
 @shape(chords=True)
 def chord_with_equal_header_members(c: Cast) -> Any:
-    return chord([c.work.s(c.tag), c.work.s(c.tag)], c.total.s())()
+    return chord([c.waiting(), c.waiting()], c.total.s())()
 
 
 @shape(chords=True)
@@ -171,7 +175,7 @@ def chord_with_a_duplicate_body(c: Cast) -> Any:
 
 @shape(chords=True)
 def chord_with_a_failing_header(c: Cast) -> Any:
-    return chord([c.fail.s(c.tag), c.fail.s(c.tag)], c.total.s())()
+    return chord([c.waiting("fail"), c.waiting("fail")], c.total.s())()
 
 
 @shape(chords=True)
@@ -240,13 +244,13 @@ def chain_of_two_groups(c: Cast) -> Any:
 
 @shape(chords=True)
 def group_into_a_chain(c: Cast) -> Any:
-    return chain(group(c.work.si(c.tag), c.work.si(c.tag)), c.total.s(), c.echo.s())()
+    return chain(group(c.waiting(), c.waiting()), c.total.s(), c.echo.s())()
 
 
 @shape()
 def group_of_chains(c: Cast) -> Any:
-    one = chain(c.work.si(c.tag), c.echo.s())
-    other = chain(c.work.si(c.tag), c.echo.s(4))
+    one = chain(c.waiting(), c.echo.s())
+    other = chain(c.waiting(), c.echo.s(4))
     return group(one, other)()
 
 
@@ -305,7 +309,7 @@ def no_result_but_a_link(c: Cast) -> Any:
 
 @shape(runs=2)
 def holder_that_retries(c: Cast) -> Any:
-    return group(c.retry.s(c.tag), c.retry.s(c.tag))()
+    return group(c.waiting("retry"), c.waiting("retry"))()
 
 
 @shape()
