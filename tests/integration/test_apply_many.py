@@ -13,7 +13,13 @@ from celery import Celery, Task, chain, group
 from kombu.exceptions import OperationalError
 
 import celery_unique
-from celery_unique import BatchInterrupted, DuplicateTask, StoreUnavailable, apply_many
+from celery_unique import (
+    BatchInterrupted,
+    DuplicateTask,
+    StoreUnavailable,
+    apply_many,
+    batches,
+)
 from celery_unique.runtime import runtime_of
 from tests.integration.apps import locks, make_app, messages, plain_app, value_of, working
 
@@ -23,6 +29,11 @@ NOWHERE = "redis://127.0.0.1:1/0"
 @pytest.fixture
 def rebuild(app: Celery) -> Any:
     return define(app)
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "BATCH", 20)
 
 
 def define(app: Celery) -> Any:
@@ -74,11 +85,11 @@ def test_every_call_gets_its_outcome(app: Celery, rebuild: Any) -> None:
 
 
 def test_more_calls_than_fit_in_a_batch(app: Celery, rebuild: Any) -> None:
-    results = apply_many(rebuild.s(number % 300) for number in range(600))
+    results = apply_many(rebuild.s(number % 30) for number in range(60))
 
-    assert [result.outcome for result in results] == ["created"] * 300 + ["deduplicated"] * 300
-    assert [result.id for result in results[300:]] == [result.id for result in results[:300]]
-    assert len(messages(app)) == 300
+    assert [result.outcome for result in results] == ["created"] * 30 + ["deduplicated"] * 30
+    assert [result.id for result in results[30:]] == [result.id for result in results[:30]]
+    assert len(messages(app)) == 30
 
 
 def test_locks_are_taken_in_few_round_trips(local_app: Celery) -> None:
@@ -92,9 +103,9 @@ def test_locks_are_taken_in_few_round_trips(local_app: Celery) -> None:
 
     store.acquire_many = acquire_many
 
-    apply_many(rebuild.s(number) for number in range(450))
+    apply_many(rebuild.s(number) for number in range(45))
 
-    assert asked == [200, 200, 50]
+    assert asked == [20, 20, 5]
 
 
 def test_nothing_is_nothing(local_app: Celery) -> None:
@@ -205,26 +216,26 @@ def test_two_apps_have_each_their_own_batch(local_app: Celery) -> None:
     assert [len(messages(local_app)), len(messages(other))] == [1, 1]
 
 
-@pytest.mark.parametrize("made", [0, 3, 250])
+@pytest.mark.parametrize("made", [0, 3, 25])
 def test_a_broker_that_fails_half_way_leaves_no_lock_without_a_message(
     app: Celery, rebuild: Any, made: int
 ) -> None:
-    calls = [rebuild.s(number) for number in range(300)]
+    calls = [rebuild.s(number) for number in range(30)]
 
     with broker_that_fails_after(app, made), pytest.raises(BatchInterrupted) as caught:
         apply_many(calls)
 
     error = caught.value
-    assert f"{made} of 300 calls were made" in str(error)
+    assert f"{made} of 30 calls were made" in str(error)
     assert isinstance(error.__cause__, OperationalError)
     assert len(messages(app)) == made == len(locks(app))
     assert [result.id for result in error.results[:made]] == [sent.id for sent in messages(app)]
-    assert error.results[made:] == [None] * (300 - made)
+    assert error.results[made:] == [None] * (30 - made)
     assert pickle.loads(pickle.dumps(error)).results[made:] == error.results[made:]
 
     again = apply_many(calls)
     assert [result.outcome for result in again] == ["deduplicated"] * made + ["created"] * (
-        300 - made
+        30 - made
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, signature
+from celery.exceptions import Ignore
 
 import celery_unique
 from tests.acceptance.apps.props import Props
@@ -85,6 +86,22 @@ def _define(app: Celery, task: Define, kind: str, unique: bool, props: Props) ->
     def hold(tag: str) -> str:
         props.wait_for_word(tag, run=props.enter(f"{kind}-{tag}"))
         return "held"
+
+    @task(name=f"{kind}.limited", time_limit=1, **options)
+    def limited(tag: str) -> None:
+        props.enter(f"{kind}-{tag}")
+        props.wait_for_word(tag)
+
+    @task(name=f"{kind}.hold_late", acks_late=True, **options)
+    def hold_late(tag: str) -> str:
+        props.wait_for_word(tag, run=props.enter(f"{kind}-{tag}"))
+        return "held"
+
+    @task(name=f"{kind}.ignore_first", **options)
+    def ignore_first(tag: str) -> str:
+        if props.enter(f"{kind}-{tag}") == 1:
+            raise Ignore
+        return "the second"
 
     @task(name=f"{kind}.once", unique_states="until_success" if unique else None, **options)
     def once(tag: str, value: Any = 1) -> Any:

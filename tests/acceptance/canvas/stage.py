@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.canvas.app import SETTINGS
+from celery import Celery
+
+from tests.acceptance.canvas.app import SETTINGS, make_app
 from tests.kit import LocalProcess, RedisServer, Worker, eventually
 from tests.kit.worker import REPOSITORY
 
@@ -20,6 +24,7 @@ CONCURRENCY = {"prefork": 2, "threads": 4, "gevent": 50, "solo": 1}
 
 _MIGRATE = """
 import sys
+from functools import cached_property
 from pathlib import Path
 from tests.acceptance.canvas.app import set_up_django
 set_up_django(Path(sys.argv[1]))
@@ -31,11 +36,18 @@ call_command("migrate", verbosity=0)
 class CanvasStage:
     """One worker with one result backend. Broker and locks are in one Redis database."""
 
-    def __init__(self, redis_server: RedisServer, directory: Path, pool: str, backend: str) -> None:
+    def __init__(
+        self,
+        redis_server: RedisServer,
+        directory: Path,
+        pool: str,
+        backend: str = "redis",
+        **settings: Any,
+    ) -> None:
         self.directory = directory
         self.backend = backend
         self.redis_url = redis_server.fresh_url()
-        self.settings = self._settings(backend)
+        self.settings = {**self._settings(backend), **settings}
         self.workers: list[Worker] = []
         self._pool = pool
         self._player: LocalProcess | None = None
@@ -61,18 +73,33 @@ class CanvasStage:
     def _env(self, settings: dict[str, Any]) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(REPOSITORY), SETTINGS: json.dumps(settings)}
 
-    def launch_worker(self, **settings: Any) -> Worker:
+    @cached_property
+    def app(self) -> Celery:
+        """The app of the test that calls. (Not with Django: that is set up for good.)"""
+        app = make_app(**self.settings)
+        app.set_current()
+        return app
+
+    def launch_worker(
+        self, *, env: dict[str, str] | None = None, queues: tuple[str, ...] = (), **settings: Any
+    ) -> Worker:
         number = len(self.workers) + 1
         worker = Worker(
             "tests.acceptance.canvas.worker",
             log_path=self.directory / f"worker{number}.log",
-            env={SETTINGS: json.dumps({**self.settings, **settings})},
+            env={SETTINGS: json.dumps({**self.settings, **settings}), **(env or {})},
             pool=self._pool,
             concurrency=CONCURRENCY[self._pool],
             name=f"canvas{number}",
+            queues=queues,
         )
         self.workers.append(worker)
         worker.launch()
+        return worker
+
+    def start_worker(self, **options: Any) -> Worker:
+        worker = self.launch_worker(**options)
+        self.wait_for_worker()
         return worker
 
     def wait_for_worker(self) -> None:
@@ -113,3 +140,6 @@ class CanvasStage:
             self._player.kill()
         for worker in self.workers:
             worker.kill()
+        if "app" in self.__dict__:
+            gc.collect()  # results unsubscribe when they go, which needs the server
+            self.app.close()
