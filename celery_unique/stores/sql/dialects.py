@@ -29,6 +29,7 @@ class Dialect:
     begin: str  # begins a transaction in which nobody else changes the row ...
     lock_row: str  # ... once this was appended to a SELECT of it; empty: not needed
     skip_locked: str  # after the SELECT of rows to delete
+    only_due: str  # after the index on due_at: leaves rows without followers out of it
 
 
 POSTGRESQL = Dialect(
@@ -39,6 +40,7 @@ POSTGRESQL = Dialect(
     begin="BEGIN",
     lock_row="FOR UPDATE",
     skip_locked="FOR UPDATE SKIP LOCKED",
+    only_due=" WHERE due_at IS NOT NULL",
 )
 
 SQLITE = Dialect(
@@ -49,6 +51,7 @@ SQLITE = Dialect(
     begin="BEGIN IMMEDIATE",
     lock_row="",
     skip_locked="",
+    only_due=" WHERE due_at IS NOT NULL",
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}

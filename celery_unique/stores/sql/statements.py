@@ -1,4 +1,4 @@
-"""The SQL of the lock table. Every statement is complete in itself."""
+"""The SQL of the lock table and of its followers. Every statement is complete in itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _SEEN = (
     "held.holder_state, held.holder_since, held.holder_until"
 )
 _THIS = "namespace = :namespace AND lock_key = :key"
+_ONE = f"{_THIS} AND follower_id = :follower_id"
 
 
 class Statements:
@@ -25,8 +26,9 @@ class Statements:
 
     def __init__(self, dialect: Dialect, table: str) -> None:
         self._dialect = dialect
-        self._table = ".".join(f'"{part}"' for part in table.split("."))
-        self._index = table.rpartition(".")[2] + "_expires"
+        self._table = _quoted(table)
+        self._followers = _quoted(f"{table}_followers")
+        self._name = table.rpartition(".")[2]
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
         self.see = _text(self._see())
@@ -36,10 +38,22 @@ class Statements:
         self.delete = _text(self._delete())
         self.page = _text(self._page())
         self.sweep = _text(self._sweep())
-        self.ping = _text(f"SELECT count(*) FROM {self._table} WHERE 1 = 0")
+        self.due = _text(self._due())
+        self.abandoned = _text(self._abandoned())
+        self.ping = _text(
+            f"SELECT (SELECT count(*) FROM {self._table} WHERE 1 = 0)"
+            f" + (SELECT count(*) FROM {self._followers} WHERE 1 = 0)"
+        )
+        self.follower = _text(f"SELECT facts, message FROM {self._followers} WHERE {_ONE}")
+        self.all_followers = _text(
+            f"SELECT follower_id, facts, message FROM {self._followers} WHERE {_THIS}"
+        )
+        self.put_follower = _text(self._put_follower())
+        self.delete_follower = _text(f"DELETE FROM {self._followers} WHERE {_ONE}")
+        self.delete_followers = _text(f"DELETE FROM {self._followers} WHERE {_THIS}")
 
     def ddl(self) -> list[str]:
-        """What creates the table, for people without the rights to let us do it."""
+        """What creates the tables, for people without the rights to let us do it."""
         return [
             f"""\
 CREATE TABLE IF NOT EXISTS {self._table} (
@@ -54,11 +68,26 @@ CREATE TABLE IF NOT EXISTS {self._table} (
     holder_state   CHAR(1)      NOT NULL,
     holder_since   BIGINT       NOT NULL,
     holder_until   BIGINT       NOT NULL,
+    due_at         BIGINT,
     schema_version SMALLINT     NOT NULL DEFAULT {TABLE_VERSION},
     PRIMARY KEY (namespace, lock_key)
 ){self._dialect.table_suffix}""",
-            f'CREATE INDEX IF NOT EXISTS "{self._index}" ON {self._table} (namespace, expires_at)',
+            self._index("expires", "expires_at"),
+            self._index("due", "due_at") + self._dialect.only_due,
+            f"""\
+CREATE TABLE IF NOT EXISTS {self._followers} (
+    namespace      VARCHAR(100) NOT NULL,
+    lock_key       VARCHAR(255) NOT NULL,
+    follower_id    VARCHAR(255) NOT NULL,
+    facts          TEXT         NOT NULL,
+    message        TEXT         NOT NULL,
+    PRIMARY KEY (namespace, lock_key, follower_id)
+)""",
         ]
+
+    def _index(self, name: str, column: str) -> str:
+        where = f"{self._table} (namespace, {column})"
+        return f'CREATE INDEX IF NOT EXISTS "{self._name}_{name}" ON {where}'
 
     def _clock(self) -> str:
         return f"(SELECT {self._dialect.clock} + CAST(:offset_us AS BIGINT) AS us)"
@@ -109,9 +138,9 @@ CREATE TABLE IF NOT EXISTS {self._table} (
         return f"""
             INSERT INTO {self._table}
                 (namespace, lock_key, record, token, revision, expires_at, conflicts, conflict_at,
-                 holder_state, holder_since, holder_until)
+                 holder_state, holder_since, holder_until, due_at)
             VALUES (:namespace, :key, :record, :token, :new_revision, :expires_at, 0, 0,
-                :holder_state, :holder_since, :holder_until)
+                :holder_state, :holder_since, :holder_until, :due_at)
             ON CONFLICT (namespace, lock_key) DO NOTHING"""
 
     def _update(self) -> str:
@@ -120,7 +149,7 @@ CREATE TABLE IF NOT EXISTS {self._table} (
             UPDATE {self._table} SET record = :record, token = :token, revision = :new_revision,
                 expires_at = :expires_at, conflicts = conflicts - :folded,
                 holder_state = :holder_state, holder_since = :holder_since,
-                holder_until = :holder_until
+                holder_until = :holder_until, due_at = :due_at
             WHERE {_THIS} AND revision = :revision AND conflicts <= :most_conflicts"""
 
     def _delete(self) -> str:
@@ -139,8 +168,11 @@ CREATE TABLE IF NOT EXISTS {self._table} (
         """Found by the index. MATERIALIZED: else PostgreSQL may look for more than one batch.
 
         The condition is asked again of each row, since it may have come to life meanwhile.
+        A key with followers has rows in the other table too: see ``_abandoned``.
         """
-        lapsed = f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock)"
+        lapsed = (
+            f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock) AND due_at IS NULL"
+        )
         return f"""
             WITH lapsed AS MATERIALIZED (
                 SELECT lock_key FROM {self._table} WHERE namespace = :namespace AND {lapsed}
@@ -148,6 +180,31 @@ CREATE TABLE IF NOT EXISTS {self._table} (
             DELETE FROM {self._table} WHERE namespace = :namespace AND {lapsed}
                 AND lock_key IN (SELECT lock_key FROM lapsed)
             RETURNING lock_key"""
+
+    def _due(self) -> str:
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace AND due_at <= (SELECT us / 1000 FROM {self._clock()} AS c)
+            ORDER BY due_at LIMIT :batch"""
+
+    def _abandoned(self) -> str:
+        """Keys whose followers nobody has looked after for so long that they have lapsed."""
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace
+                AND due_at <= (SELECT us / 1000 - :kept_ms FROM {self._clock()} AS c)
+            ORDER BY due_at LIMIT :batch"""
+
+    def _put_follower(self) -> str:
+        return f"""
+            INSERT INTO {self._followers} (namespace, lock_key, follower_id, facts, message)
+            VALUES (:namespace, :key, :follower_id, :facts, :message)
+            ON CONFLICT (namespace, lock_key, follower_id)
+            DO UPDATE SET facts = excluded.facts, message = excluded.message"""
+
+
+def _quoted(table: str) -> str:
+    return ".".join(f'"{part}"' for part in table.split("."))
 
 
 def _text(sql: str) -> TextClause:
