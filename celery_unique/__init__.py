@@ -10,8 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches import apply_many
     from .conformance import manifest
     from .exceptions import (
+        BatchInterrupted,
         CeleryUniqueError,
         ConfigurationError,
         DuplicateTask,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchInterrupted",
     "CeleryUniqueError",
     "ConfigurationError",
     "DuplicateTask",
@@ -52,6 +55,7 @@ __all__ = [
     "UniquePolicy",
     "UniqueResult",
     "UniqueTask",
+    "apply_many",
     "install",
     "lookup",
     "manifest",
@@ -66,6 +70,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "BatchInterrupted": "exceptions",
     "CeleryUniqueError": "exceptions",
     "ConfigurationError": "exceptions",
     "DuplicateTask": "exceptions",
@@ -79,6 +84,7 @@ _HOME = {
     "UniquePolicy": "policy",
     "UniqueResult": "results",
     "UniqueTask": "task",
+    "apply_many": "batches",
     "install": "installation",
     "lookup": "locks",
     "manifest": "conformance",

@@ -67,3 +67,8 @@ def admitted(key: str, acquired: Acquired) -> CallFacts:
     if acquired.after:
         return CallFacts("rerun", bool(acquired.replaced), key)
     return CallFacts("replaced" if acquired.replaced else "created", False, key)
+
+
+def joined(key: str, holder: Holder) -> CallFacts:
+    """What a call hears that keeps its own id and shares the holder's outcome."""
+    return CallFacts("joined", True, key, str(holder.state))

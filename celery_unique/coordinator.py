@@ -51,8 +51,11 @@ class Attempt:
     keep_ms: int = 0
     #: The task in whose body the call is made.
     parent_id: str | None = None
-    #: A member of a canvas, or with callbacks: somebody waits for this very id.
-    has_own_life: bool = False
+    #: The call as text, to be kept with the lock: a duplicate then follows the holder under
+    #: its own id, which somebody waits for (a canvas, a callback), instead of getting another's.
+    join: str = ""
+    #: Carried out on the spot: a duplicate that somebody waits for is carried out as well.
+    bypasses: bool = False
     #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
     continues: bool = False
 
@@ -71,6 +74,10 @@ class Published:
     result: Any = None
     #: Tasks whose place this one took: their messages will be dropped.
     superseded: tuple[str, ...] = ()
+    #: The task that the call follows: it keeps its own id, and gets that task's outcome.
+    follows: str = ""
+    #: That task has ended: nobody but the caller will complete the call.
+    ended: bool = False
 
 
 class UniqueTaskCoordinator:
@@ -96,10 +103,10 @@ class UniqueTaskCoordinator:
             try:
                 acquired = self._acquire(attempt)
             except StoreUnavailable as error:
-                return self._without_store(attempt, send, error)
+                return self.without_store(attempt, send, error)
             if acquired.outcome == "created":
-                return self._publish_created(attempt, acquired, send, began)
-            settled = self._settle_conflict(attempt, acquired, send)
+                return self.publish_created(attempt, acquired, send, began)
+            settled = self.settle_conflict(attempt, acquired, send)
             if settled is not None:
                 return settled
         # The holders vanished as fast as they came: publish rather than lose the call.
@@ -112,6 +119,22 @@ class UniqueTaskCoordinator:
         except StoreUnavailable as error:
             self._say_store_error("acquire", error, attempt)
             raise
+
+    def acquire_many(self, attempts: list[Attempt]) -> list[Acquired]:
+        """Ask for many locks together; what becomes of each is as if it was asked for alone."""
+        claims = [(attempt.key, self._claim(attempt)) for attempt in attempts]
+        try:
+            return self._breaker.run(lambda: self.store.acquire_many(claims))
+        except StoreUnavailable as error:
+            self._say_store_error("acquire", error, attempts[0])
+            raise
+
+    def withdraw(self, attempt: Attempt, acquired: Acquired) -> None:
+        """The call is not made after all: let go of what it was given."""
+        if acquired.outcome == "created":
+            self.give_back(attempt)
+        elif acquired.outcome == "joined":
+            self.store.complete_follower(attempt.key, attempt.task_id)
 
     def _claim(self, attempt: Attempt) -> Claim:
         policy = attempt.policy
@@ -129,9 +152,11 @@ class UniqueTaskCoordinator:
             keep="".join(letter for letter in states if letter in TERMINAL_LETTERS),
             keep_ms=attempt.keep_ms,
             arguments=attempt.arguments,
+            join=attempt.join,
         )
 
-    def _header(self, attempt: Attempt, task_id: str, created_at: int) -> LockHeader:
+    def header(self, attempt: Attempt, task_id: str, created_at: int = 0) -> LockHeader:
+        """What the message tells a worker of the lock."""
         claim = self._claim(attempt)
         return LockHeader(
             task_id=task_id,
@@ -144,15 +169,16 @@ class UniqueTaskCoordinator:
             arguments=attempt.arguments,
         )
 
-    def _publish_created(
+    def publish_created(
         self, attempt: Attempt, acquired: Acquired, send: Send, began: float
     ) -> Published:
+        """The lock was taken at ``began``: send the message, or give the lock back."""
         facts = conflicts.admitted(attempt.key, acquired)
         try:
             if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
                 # So slow that the grace could end before the message is out.
                 self.store.acquire(attempt.key, replace(self._claim(attempt), again=True))
-            header = self._header(attempt, attempt.task_id, acquired.now)
+            header = self.header(attempt, attempt.task_id, acquired.now)
             result = send(attempt.task_id, header, _changed_delay(attempt, acquired))
         except BaseException:
             self.give_back(attempt)
@@ -212,7 +238,7 @@ class UniqueTaskCoordinator:
     def _mark_ms(self, attempt: Attempt) -> int:
         return attempt.delay_ms + attempt.lease_ms
 
-    def _without_store(self, attempt: Attempt, send: Send, error: StoreUnavailable) -> Published:
+    def without_store(self, attempt: Attempt, send: Send, error: StoreUnavailable) -> Published:
         """No answer. The lock may have been taken all the same, so what follows is told to
         the store in the background: the caller has waited long enough."""
         if self.settings.on_store_error == "publish" or attempt.continues:
@@ -225,38 +251,47 @@ class UniqueTaskCoordinator:
                 attempt,
             )
             return published
+        self.give_back_later(attempt, error)
+        raise error
+
+    def give_back_later(self, attempt: Attempt, error: StoreUnavailable) -> None:
+        """The store did not answer, and the lock may have been taken all the same."""
         self._tell_later(
             error,
             f"give back the lock that {attempt.task_name}[{attempt.task_id}] may have taken",
             lambda: self.store.give_back(attempt.key, attempt.task_id, self._mark_ms(attempt)),
             attempt,
         )
-        raise error
 
     def _tell_later(
         self, error: StoreUnavailable, what: str, act: Callable[[], object], attempt: Attempt
     ) -> None:
+        def carry_out() -> None:
+            act()
+            if attempt.join:  # or it was attached to a holder, and would end with that
+                self.store.complete_follower(attempt.key, attempt.task_id)
+
         if not isinstance(error, StoreSkipped):
-            self.later.retry(what, act, attempt.grace_ms / 1000)
+            self.later.retry(what, carry_out, attempt.grace_ms / 1000)
 
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
         reports.unlocked(attempt.task_name, attempt.task_id, why)
-        result = send(attempt.task_id, self._header(attempt, attempt.task_id, 0), None)
+        result = send(attempt.task_id, self.header(attempt, attempt.task_id), None)
         self.remember(attempt.task_id, attempt.key)
         return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
 
     # -- conflicts -----------------------------------------------------------
 
-    def _settle_conflict(
-        self, attempt: Attempt, acquired: Acquired, send: Send
-    ) -> Published | None:
+    def settle_conflict(self, attempt: Attempt, acquired: Acquired, send: Send) -> Published | None:
         """The answer to a call whose key is held, or None: ask again."""
         holder = acquired.holder
         assert holder is not None
         if holder.arguments != attempt.arguments:
             raise IdempotencyKeyConflict(attempt.task_name, key=attempt.key)
-        if attempt.has_own_life:
+        if acquired.outcome in ("joined", "ended"):
+            return self._follow(attempt, acquired, holder)
+        if attempt.bypasses:
             # Somebody waits for this very id, so it may not be answered with another's.
             why = f"task {holder.task_id} holds its key, but a canvas or callback needs its id"
             reports.unlocked(attempt.task_name, attempt.task_id, why)
@@ -269,14 +304,30 @@ class UniqueTaskCoordinator:
                 return None
             if holder.state is State.PENDING:
                 holder = replace(holder, state=State.AVAILABLE)
-        reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy)
-        if holder.state is State.AVAILABLE and acquired.now - holder.created_at > LONG_WAIT_MS:
-            reports.long_wait(attempt.task_name, holder, acquired.now)
+        self._report_conflict(attempt, holder, acquired.now)
         conflict = conflicts.Conflict(
             attempt.task_name, attempt.key, holder, self.settings.conceal_holder
         )
         facts = conflicts.resolve(attempt.policy.on_conflict, conflict)
         return Published(holder.task_id, facts)
+
+    def _report_conflict(self, attempt: Attempt, holder: Holder, now: int) -> None:
+        reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy)
+        if holder.state is State.AVAILABLE and now - holder.created_at > LONG_WAIT_MS:
+            reports.long_wait(attempt.task_name, holder, now)
+
+    def _follow(self, attempt: Attempt, acquired: Acquired, holder: Holder) -> Published:
+        """The call keeps its own id and gets the holder's outcome.
+
+        A pending holder needs no help here, other than for a plain duplicate: the call's
+        whole message is in the store. If the holder is never published, its grace lapses or
+        it is given back, and the first of its followers is published in its place.
+        """
+        self._report_conflict(attempt, holder, acquired.now)
+        reports.joined(attempt.task_name, attempt.task_id, holder)
+        facts = conflicts.joined(attempt.key, holder)
+        ended = acquired.outcome == "ended"
+        return Published(attempt.task_id, facts, follows=holder.task_id, ended=ended)
 
     def _surely_published(self, attempt: Attempt, holder: Holder, send: Send) -> bool:
         if holder.state is not State.PENDING or holder.task_id in self._published_here:
@@ -300,7 +351,7 @@ class UniqueTaskCoordinator:
         if verdict == "go":
             # The own message under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
-            send(holder_id, self._header(attempt, holder_id, 0), None)
+            send(holder_id, self.header(attempt, holder_id), None)
             self._confirm(attempt, holder_id)
         return verdict != "again"
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from celery import states
 
+from .coordinator import Attempt
 from .header import LockHeader
 from .identities import check_key, policy_for
 from .options import take_call_options
+from .outgoing import CANVAS
 from .publish import policy_of, prepare
 from .results import UniqueEagerResult, eager_result, with_facts
 from .runtime import Runtime
@@ -68,12 +70,24 @@ def _locked(
     attempt = prepare(runtime, task.name, task, args, kwargs, ours, options)
     if attempt is None:
         return eager_result(original(args, kwargs, **options))
+    attempt = replace(attempt, bypasses=_is_waited_for(runtime, attempt, options))
     run = partial(original, args, kwargs)
     published = runtime.coordinator.publish(attempt, partial(_run, runtime, task, run, options))
     result = published.result
     if result is None:  # the holder's: what it returned is not known here
         result = UniqueEagerResult(published.task_id, None, states.PENDING, None, task.name)
     return with_facts(eager_result(result), published.facts)  # type: ignore[no-any-return]
+
+
+def _is_waited_for(runtime: Runtime, attempt: Attempt, options: Mapping[str, Any]) -> bool:
+    """Whether a duplicate is carried out all the same: there is nobody whom it could follow."""
+    if any(options.get(name) for name in CANVAS):
+        return True
+    # Whoever asks for an error knows that the callbacks will not fire.
+    rejects = attempt.policy.on_conflict == "reject"
+    if not rejects and (options.get("link") or options.get("link_error")):
+        return True
+    return attempt.parent_id is not None and options.get("task_id") is not None
 
 
 def _run(

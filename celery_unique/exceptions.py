@@ -9,6 +9,7 @@
     ├── IdempotencyKeyRequired         the task wants an ``idempotency_key``
     ├── IdempotencyKeyConflict         that ``idempotency_key`` was used for other work
     ├── StoreUnavailable               the lock store did not answer in time
+    ├── BatchInterrupted               ``apply_many`` could make only some of its calls
     └── ConfigurationError             a setting is wrong, or one is missing
 
 A message says what to do; the facts are attributes.  The key is an attribute only: it is made
@@ -28,6 +29,7 @@ import re
 from typing import Any
 
 __all__ = [
+    "BatchInterrupted",
     "CeleryUniqueError",
     "ConfigurationError",
     "DuplicateTask",
@@ -213,6 +215,24 @@ class StoreUnavailable(CeleryUniqueError):
 
     def _details(self) -> dict[str, Any]:
         return {"store": self.store}
+
+
+class BatchInterrupted(CeleryUniqueError):
+    """`apply_many` could make only some of its calls; its cause is what went wrong.
+
+    `results` are those of the calls that were made, in their places, with None for the others.
+    """
+
+    ojs_code = "backend_error"
+    retryable = True
+
+    def __init__(self, message: str, *, results: list[Any] | None = None) -> None:
+        super().__init__(conceal_passwords(message))
+        self.results = results or []
+
+    def _details(self) -> dict[str, Any]:
+        made = [getattr(result, "id", None) for result in self.results]
+        return {"job_ids": made}
 
 
 class ConfigurationError(CeleryUniqueError):

@@ -39,6 +39,7 @@ class Holding:
         #: Deliveries whose body has ended in this process: not to be renewed any more,
         #: even where Celery forgets to forget the request.
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._joined_here: OrderedDict[str, Any] = OrderedDict()
         #: Deliveries let through the gate that no process or thread of the pool has taken.
         self._on_the_way: OrderedDict[str, tuple[LockHeader, str]] = OrderedDict()
 
@@ -58,6 +59,16 @@ class Holding:
 
     def has_ended_here(self, delivery: str) -> bool:
         return delivery in self._ended
+
+    def joined_here(self, holder_id: str) -> None:
+        """A call made in this process follows that task, which may run here and be over."""
+        self._joined_here[holder_id] = None
+        while len(self._joined_here) > REMEMBERED:
+            self._joined_here.popitem(last=False)
+
+    def was_joined_here(self, holder_id: str) -> bool:
+        """Whether one did so since this was last asked."""
+        return self._joined_here.pop(holder_id, holder_id) is None
 
     def sent_to_pool(self, header: LockHeader, task_name: str) -> None:
         self._on_the_way[header.delivery] = (header, task_name)
@@ -280,6 +291,7 @@ class Holding:
             retention_ms=self.leases.retention_ms,
             mark_ms=self.leases.queue_ms,
             settle_later=settle_later or header.again,
+            run_lease_ms=self.leases.run_ms,
         )
 
     def _say_finished(

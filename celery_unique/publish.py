@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import celery
 from celery.utils import uuid
 
-from . import reports
 from .calls import Call
 from .continuations import continues, fail_link
 from .coordinator import Attempt
 from .exceptions import CeleryUniqueError, InvalidPolicy
 from .going_on import SendTask, current_request, is_handed_over, is_sent_again, send_on
-from .header import HEADER, LockHeader
 from .identities import Identity, identify, policy_for, with_key
 from .leases import publish_retry_ms
 from .options import take_call_options
+from .outgoing import Outgoing, collect, collected, fails_under_its_id, may_follow
 from .policy import UniquePolicy
-from .results import with_facts
 from .runtime import Runtime
-from .superseding import end_superseded
 from .timing import delay_ms, expires_ms
 
 #: The parameters of ``Celery.send_task`` after the first three, for callers that
@@ -70,7 +66,8 @@ def hook(runtime: Runtime, original: SendTask) -> SendTask:
         try:
             return _send(runtime, original, name, args, kwargs, options)
         except CeleryUniqueError as error:
-            if not continues(current_request(runtime)):
+            goes_on = continues(current_request(runtime))
+            if not goes_on and not fails_under_its_id(error, options):
                 raise
             return fail_link(runtime.app, name, options, error)
 
@@ -92,16 +89,12 @@ def _send(
     attempt = prepare(runtime, name, task, args, kwargs, ours, options)
     if is_handed_over(runtime, name, attempt.key if attempt else None, options):
         return send_on(runtime, original, name, args, kwargs, options)
-    if attempt is None:
-        return original(name, args, kwargs, **options)
-    send = partial(_send_message, original, name, args, kwargs, options)
-    published = runtime.coordinator.publish(attempt, send)
-    for superseded in published.superseded:
-        end_superseded(runtime.app, superseded, published.task_id, options)
-    result = published.result
-    if result is None:
-        result = _result_of_holder(runtime, name, published.task_id, options)
-    return with_facts(result, published.facts)
+    outgoing = Outgoing(runtime, original, name, args, kwargs, options, attempt)
+    outgoing = may_follow(runtime, outgoing)
+    together = collected.get()
+    if together is not None:
+        return collect(together, outgoing)
+    return outgoing.publish()
 
 
 def _registered(app: Any, name: str) -> Any:
@@ -191,29 +184,10 @@ def _attempt(
         arguments=identity.arguments,
         keep_ms=identity.keep_ms,
         parent_id=request.id if request is not None else None,
-        has_own_life=_has_own_life(
-            options,
-            in_worker=request is not None,
-            rejects=identity.policy.on_conflict == "reject",
-            continues=goes_on,
-        ),
+        # The retry of a task that runs without a lock: it goes on as it began.
+        bypasses=request is not None and request.id == explicit_id and "retries" in options,
         continues=goes_on,
     )
-
-
-def _has_own_life(
-    options: Mapping[str, Any], *, in_worker: bool, rejects: bool, continues: bool
-) -> bool:
-    """Whether somebody waits for this very id: a canvas, or callbacks."""
-    if rejects and continues:
-        return False  # it fails under this very id
-    if any(options.get(name) for name in ("chord", "group_id", "chain")):
-        return True
-    # Whoever asks for an error knows that the callbacks will not fire.
-    if not rejects and (options.get("link") or options.get("link_error")):
-        return True
-    # The last link of a chain has no options of its own, but an id that was promised.
-    return in_worker and options.get("task_id") is not None
 
 
 def as_sent(task: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -261,37 +235,3 @@ def _meta(runtime: Runtime, names: tuple[str, ...], options: Mapping[str, Any]) 
         elif name in stamps:
             found[name] = stamps[name]
     return found
-
-
-# -- what goes out, and what comes back ----------------------------------------------
-
-
-def _send_message(
-    original: SendTask,
-    name: str,
-    args: Any,
-    kwargs: Any,
-    options: Mapping[str, Any],
-    task_id: str,
-    header: LockHeader | None,
-    delay: int | None,
-) -> Any:
-    options = {**options, "task_id": task_id}
-    if delay is not None:
-        options.update(eta=None, countdown=delay / 1000 if delay else None)
-    if header is not None:
-        options["headers"] = {**(options.get("headers") or {}), HEADER: header.as_message()}
-    return original(name, args, kwargs, **options)
-
-
-def _result_of_holder(runtime: Runtime, name: str, task_id: str, options: Mapping[str, Any]) -> Any:
-    make = options.get("result_cls") or runtime.app.AsyncResult
-    result = make(task_id)
-    result.ignored = options.get("ignore_result")
-    if not result.ignored and str(runtime.app.conf.result_backend or "").startswith("rpc"):
-        reports.result_goes_to_another(name, task_id)
-    if options.get("add_to_parent", True):
-        parent = runtime.app.current_worker_task
-        if parent:
-            parent.add_trail(result)
-    return result

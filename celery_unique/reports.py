@@ -38,6 +38,19 @@ def conflict(app: Any, task_name: str, holder: Holder, key: str, policy: UniqueP
     )
 
 
+def joined(task_name: str, task_id: str, holder: Holder) -> None:
+    logger.info("%s[%s] gets the outcome of task %s", task_name, task_id, holder.task_id)
+
+
+def promoted(task_name: str, task_id: str, holder_id: str) -> None:
+    logger.warning(
+        "%s[%s] is published now: task %s, whose outcome it was to get, died or was dropped",
+        task_name,
+        task_id,
+        holder_id,
+    )
+
+
 def long_wait(task_name: str, holder: Holder, now: int) -> None:
     """A lock whose message was purged would otherwise swallow calls in silence."""
     logger.warning(

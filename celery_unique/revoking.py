@@ -18,6 +18,7 @@ from celery.utils.functional import maybe_list
 from . import reports
 from .exceptions import CeleryUniqueError
 from .runtime import Runtime, runtime_of
+from .sharing import look_after
 from .stores.record import State
 
 logger = logging.getLogger("celery_unique")
@@ -61,6 +62,9 @@ def cancel(runtime: Runtime, key: str, task_id: str) -> bool:
         logger.info("task %s was revoked before it started: its key is free", task_id)
         name = record.tasks[task_id].task_name
         reports.released(runtime.app, name, task_id, key, str(State.CANCELLED))
+    if cancelled and record.following:
+        # Whoever follows it is revoked with it; or it was itself a follower.
+        runtime.in_background(lambda: look_after(runtime, key))
     return cancelled
 
 

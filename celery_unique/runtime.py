@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,13 @@ class Runtime:
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
+        #: A worker's thread for what its main loop must not wait for.
+        self.background: Callable[[Callable[[], object]], bool] | None = None
+
+    def in_background(self, job: Callable[[], object]) -> None:
+        """Carry ``job`` out soon; at once where there is no worker to do it."""
+        if self.background is None or not self.background(job):
+            job()
 
     @property
     def settings(self) -> UniqueSettings:

@@ -11,13 +11,18 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from celery import signals, states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
+from celery.utils.serialization import get_pickleable_exception
 
+from celery_unique.completing import Outcome
 from celery_unique.continuations import BODY_OVER
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.sharing import end_with_followers
 from celery_unique.stores.record import State
 
 if TYPE_CHECKING:
@@ -139,6 +144,9 @@ class _Ending:
         )
         if finished.settle and not self._task.acks_late:
             self._request.unique_settle = (self._header, state)
+        if finished.followers:
+            # What the body has called; callbacks and the next link are not sent yet.
+            self._request.unique_followed = tuple(self._request.children)
 
     def without_body(self, celery_state: str | None, outcome: Any) -> None:
         """Celery ended the task before its body: ``before_start`` raised, or Celery did."""
@@ -188,10 +196,43 @@ def after_result(
             return
         _Ending(runtime, task, request, header).without_body(celery_state, outcome)
     waiting = request.__dict__.pop("unique_settle", None)
+    followed = request.__dict__.pop("unique_followed", None)
+    settle = partial(_settle, runtime, task, waiting, celery_state)
+    # Its own continuations join it after its end, if their policy still counts it.
+    if followed is None and not runtime.holding.was_joined_here(request.id):
+        settle()
+        return
+    header = LockHeader.from_message(getattr(request, HEADER, None))
+    if header is not None:
+        outcome = _outcome(request, celery_state, outcome, followed or ())
+        end_with_followers(runtime, header, task.name, outcome, settle)
+
+
+def _settle(
+    runtime: Runtime,
+    task: Any,
+    waiting: tuple[LockHeader, State] | None,
+    celery_state: str | None,
+) -> None:
     if waiting is not None:
         header, state = waiting
         failed = celery_state == states.FAILURE
         runtime.holding.settle(header, task.name, State.DISCARDED if failed else state)
+
+
+def _outcome(
+    request: Any, celery_state: str | None, outcome: Any, children: tuple[Any, ...]
+) -> Outcome | None:
+    """What its followers get; None where they get nothing, and one of them is run instead."""
+    if celery_state == states.SUCCESS:
+        return Outcome(states.SUCCESS, outcome, children=children, worker=request.hostname)
+    if celery_state == states.IGNORED:
+        return None
+    if celery_state is None:  # SystemExit or its like, with which nobody could go on
+        outcome = WorkerLostError(f"The task ended by {sys.exc_info()[1]!r}")
+    error = get_pickleable_exception(outcome)
+    einfo = ExceptionInfo((type(error), error, outcome.__traceback__))
+    return Outcome(states.FAILURE, error, einfo.traceback, children, request.hostname)
 
 
 def connect_body_end(runtime: Runtime) -> Any:

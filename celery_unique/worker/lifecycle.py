@@ -16,6 +16,7 @@ from celery_unique.revoking import cancel
 from celery_unique.runtime import Runtime
 from celery_unique.stores.record import State
 
+from .reaper import Reaper
 from .renewal import Renewer, held_requests
 from .request import give_gate, new_delivery
 
@@ -28,6 +29,7 @@ class WorkerLife:
         self._runtime = runtime
         self._worker = worker
         self._renewer: Renewer | None = None
+        self._reaper: Reaper | None = None
 
     def connect(self) -> None:
         for name, task in self._runtime.app.tasks.items():
@@ -72,6 +74,8 @@ class WorkerLife:
         if sender is not None and sender.app is self._runtime.app and self._renewer is None:
             self._renewer = Renewer(self._runtime, self._worker)
             self._renewer.start()
+            self._reaper = Reaper(self._runtime)
+            self._reaper.start()
             self._hear_decode_errors(sender)
 
     def _hear_decode_errors(self, consumer: Any) -> None:
@@ -89,6 +93,9 @@ class WorkerLife:
         if self._renewer is not None:
             self._renewer.stop()
             self._renewer = None
+        if self._reaper is not None:
+            self._reaper.stop()
+            self._reaper = None
         self._runtime.holding.pool_is_gone()
 
     def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:

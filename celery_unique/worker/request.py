@@ -15,7 +15,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
-from celery import Task
+from celery import Task, states
 from celery.bootsteps import RUN
 from celery.exceptions import Ignore
 from celery.utils.imports import symbol_by_name
@@ -23,10 +23,12 @@ from celery.worker import state as worker_state
 from kombu.transport.virtual import QoS as VirtualQoS
 
 from celery_unique import reports
+from celery_unique.completing import Outcome
 from celery_unique.continuations import finishing
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.runtime import Runtime, runtime_of
+from celery_unique.sharing import end_with_followers
 from celery_unique.stores.base import Started
 from celery_unique.stores.record import State
 from celery_unique.superseding import reason_of
@@ -83,6 +85,8 @@ class UniqueRequestMixin:
     _unique_given_back = False
     #: Its end was told from here, and the record waits for the result to be stored.
     _unique_unsettled = False
+    #: Somebody follows it: the record waits for them, too.
+    _unique_followed = False
     _unique_waited = 0
     _unique_received_at = 0.0
     _unique_connection = 0
@@ -283,7 +287,9 @@ class UniqueRequestMixin:
         if self.unique_started and self.task.acks_late:
             if self._was_skipped():
                 self._give_back()
-            self._settle()
+                self._unique_followed = False  # its result is stored: whoever looks shares it
+            if not self._unique_followed:
+                self._settle()
 
     def _was_skipped(self) -> bool:
         """Whether Celery acknowledges a redelivered task without running its body, since
@@ -310,18 +316,19 @@ class UniqueRequestMixin:
             with finishing():
                 return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         timed_out = isinstance(error, TimeLimitExceeded)
-        with self._killed(may_go_on=self._may_go_on(timed_out)):
+        with self._killed(error, may_go_on=self._may_go_on(timed_out)):
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:
             return super().on_timeout(soft, timeout)  # type: ignore[misc]
         self._unique_end = State.DISCARDED
-        with self._killed(may_go_on=self._may_go_on(timed_out=True)):
+        error = TimeLimitExceeded(timeout)
+        with self._killed(error, may_go_on=self._may_go_on(timed_out=True)):
             return super().on_timeout(soft, timeout)  # type: ignore[misc]
 
     @contextmanager
-    def _killed(self, *, may_go_on: bool) -> Iterator[None]:
+    def _killed(self, error: BaseException, *, may_go_on: bool) -> Iterator[None]:
         """Around what Celery does about a task whose process was killed."""
         may_go_on = may_go_on or self._unique_requeued  # a shutdown has cancelled it before
         if not may_go_on:
@@ -332,7 +339,9 @@ class UniqueRequestMixin:
         finally:
             if may_go_on:
                 self._keep_or_give_back()
-            self._settle_if_unsettled()
+            # A success that was stored before is shared as it is stored.
+            failed = self._unique_end is State.DISCARDED
+            self._settle_if_unsettled(Outcome(states.FAILURE, error) if failed else None)
 
     def _may_go_on(self, timed_out: bool) -> bool:
         """Whether Celery may send a task whose process was killed to a worker again."""
@@ -354,12 +363,13 @@ class UniqueRequestMixin:
             self._unique_requeued = True
         return bool(retried)
 
-    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         self._unique_end = State.CANCELLED
         self._give_back()
         with finishing():
-            super()._announce_revoked(*args, **kwargs)  # type: ignore[misc]
-        self._settle_if_unsettled()
+            super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        # Revoked by somebody, it is so for all who follow it. Nobody wanted it to expire.
+        self._settle_if_unsettled(None if expired else Outcome.revoked(reason))
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """A shutdown, or a lost connection, took the running task away."""
@@ -385,11 +395,20 @@ class UniqueRequestMixin:
             return
         finished = holding.finish(lock, self.name, self._unique_end, backstop=True)
         self._unique_unsettled = finished.settle
+        self._unique_followed = finished.followers
 
-    def _settle_if_unsettled(self) -> None:
-        if self._unique_unsettled:
-            self._unique_unsettled = False
+    def _settle_if_unsettled(self, outcome: Outcome | None = None) -> None:
+        """Let the record go; before that, whoever follows the task gets this outcome."""
+        if not self._unique_unsettled:
+            return
+        self._unique_unsettled = False
+        lock = self.unique_lock
+        if not self._unique_followed or lock is None:
             self._settle()
+            return
+        self._unique_followed = False
+        runtime, settle = self._runtime, self._settle
+        runtime.in_background(lambda: end_with_followers(runtime, lock, self.name, outcome, settle))
 
     def _let_go(self) -> None:
         """The message goes back to the queue: the key stays, this delivery is over."""

@@ -118,13 +118,13 @@ def test_a_call_with_the_holders_own_id_is_a_duplicate(app: Celery, rebuild: Any
     assert len(messages(app)) == 1
 
 
-def test_a_call_with_an_id_of_its_own_gets_the_holders(app: Celery, rebuild: Any) -> None:
+def test_a_duplicate_with_an_id_of_its_own_keeps_it(app: Celery, rebuild: Any) -> None:
     rebuild.apply_async((7,), task_id="mine")
 
     again = rebuild.apply_async((7,), task_id="yours")
 
-    assert (again.outcome, again.id) == ("deduplicated", "mine")
-    assert len(messages(app)) == 1
+    assert (again.outcome, again.deduplicated, again.id) == ("joined", True, "yours")
+    assert [sent.id for sent in messages(app)] == ["mine"]
 
 
 def test_a_task_without_unique_is_published_as_ever(app: Celery) -> None:
@@ -237,26 +237,23 @@ def test_equal_members_of_a_group_both_get_a_result(app: Celery, rebuild: Any) -
         assert result.get(timeout=10, interval=0.01) == [7, 7]
 
 
-def test_a_member_whose_work_waits_elsewhere_is_published_beside_it(
-    app: Celery, rebuild: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_member_whose_work_waits_elsewhere_is_not_published(app: Celery, rebuild: Any) -> None:
     holder = rebuild.delay(7)
     flush(app)
 
-    with caplog.at_level(logging.INFO, "celery_unique"):
-        members = group(rebuild.s(7), rebuild.s(8))()
+    members = group(rebuild.s(7), rebuild.s(8))()
 
-    assert {sent.id for sent in messages(app)} == {holder.id, *(r.id for r in members.results)}
-    assert "without a lock" in caplog.text
+    assert [sent.id for sent in messages(app)] == [holder.id, members.results[1].id]
+    assert members.results[0].id != holder.id
 
 
-def test_a_duplicate_with_a_callback_is_published_and_says_so(app: Celery, rebuild: Any) -> None:
-    rebuild.delay(7)
+def test_a_duplicate_with_a_callback_follows_the_holder(app: Celery, rebuild: Any) -> None:
+    holder = rebuild.delay(7)
 
     again = rebuild.apply_async((7,), link=rebuild.si(8))
 
-    assert (again.outcome, again.deduplicated) == ("bypassed", False)
-    assert len(messages(app)) == 2
+    assert (again.outcome, again.deduplicated) == ("joined", True)
+    assert [sent.id for sent in messages(app)] == [holder.id]
 
 
 def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> None:
@@ -279,12 +276,13 @@ def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(
         return value
 
     links = [rebuild.si(7), echo.s()] if position == "first" else [echo.si(1), rebuild.si(7)]
-    rebuild.apply_async((7,), countdown=3600)  # holds the key all the while
+    holder = rebuild.apply_async((7,), countdown=1)
 
     with working(app):
         result = chain(*links, echo.s())()
 
         assert value_of(result) == 7
+    assert value_of(holder) == 7
 
 
 def test_inner_calls_of_a_map_take_no_lock(app: Celery, rebuild: Any) -> None:

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_unique import DuplicateTask, UniqueResult, lookup
 from tests.integration.apps import flush, make_app, messages, value_of, working
+from tests.kit import eventually
 
 
 @pytest.fixture
@@ -130,19 +131,38 @@ def test_a_duplicate_with_a_callback_is_still_rejected_where_that_is_asked(rebui
     assert len(messages(rebuild.app)) == 1
 
 
-def test_a_duplicate_is_told_that_results_by_rpc_reach_the_first_caller_only(
+def test_every_duplicate_gets_its_result_by_rpc() -> None:
+    app = make_app("memory://", result_backend="rpc://")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    results = [rebuild.delay(7) for _ in range(3)]
+
+    assert [result.outcome for result in results] == ["created", "joined", "joined"]
+    assert len({result.id for result in results}) == 3
+    with working(app):
+        assert [value_of(result) for result in results] == [7, 7, 7]
+
+
+def test_a_duplicate_of_an_ended_task_is_told_that_its_result_by_rpc_is_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = make_app("memory://", result_backend="rpc://")
 
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    @app.task(name="shop.rebuild", unique=True, unique_states="until_success")
+    def rebuild(shop_id: int) -> int:
+        return shop_id
 
-    rebuild.delay(7)
-    assert "rpc://" not in caplog.text
+    first = rebuild.delay(7)
+    with working(app):
+        assert value_of(first) == 7
+        eventually(lambda: lookup(rebuild, (7,)).state == "completed")
 
-    assert rebuild.delay(7).deduplicated
+    again = rebuild.delay(7)
 
+    assert (again.outcome, again.deduplicated, again.id) == ("deduplicated", True, first.id)
     assert "rpc://" in caplog.text
     assert "shop.rebuild" in caplog.text
 

@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_unique import exceptions
 from celery_unique.exceptions import (
+    BatchInterrupted,
     CeleryUniqueError,
     ConfigurationError,
     DuplicateTask,
@@ -38,6 +39,7 @@ ERRORS = [
     IdempotencyKeyRequired("shop.pay"),
     IdempotencyKeyConflict("shop.pay", key=KEY),
     StoreUnavailable("no answer in 2 s", store="redis://localhost/0"),
+    BatchInterrupted("1 of 2 calls were made", results=["one", None]),
     ConfigurationError("unique_eager: 'yes' is not a switch", setting="unique_eager"),
 ]
 FACTS = {
@@ -47,6 +49,7 @@ FACTS = {
     IdempotencyKeyRequired: {"task_name"},
     IdempotencyKeyConflict: {"task_name", "key"},
     StoreUnavailable: {"store"},
+    BatchInterrupted: {"results"},
     ConfigurationError: {"setting"},
 }
 
@@ -158,6 +161,7 @@ OJS = [
     (IdempotencyKeyRequired("t"), "invalid_request", False),
     (IdempotencyKeyConflict("t"), "invalid_request", False),
     (StoreUnavailable("x"), "backend_error", True),
+    (BatchInterrupted("x"), "backend_error", True),
     (ConfigurationError("x"), "backend_error", False),
     (CeleryUniqueError("x"), "internal_error", False),
 ]

@@ -1,0 +1,237 @@
+"""``apply_many``: many calls, with their locks taken in batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery import group
+from celery.canvas import Signature, _chain, _chord, maybe_signature
+
+from .coordinator import Published
+from .exceptions import BatchInterrupted, CeleryUniqueError, StoreUnavailable
+from .facts import CallFacts
+from .messages import shown
+from .outgoing import Outgoing, collected
+from .results import with_facts
+from .runtime import Runtime, runtime_of
+from .stores.base import Acquired
+
+#: How many locks are taken before the first of their messages is sent. A lock waits for its
+#: message no longer than the publish grace, and this many take well under a second.
+BATCH = 200
+
+_CANVAS = (group, _chain, _chord)
+
+
+def apply_many(signatures: Iterable[Any]) -> list[Any]:
+    """Apply every signature, and return what became of each, in order.
+
+    A call gets the result that its ``apply_async`` would have returned, duplicates of each
+    other included. Where ``apply_async`` would have raised since the key is held, the error
+    stands in the place of the result. A canvas is applied as it is. Wrong arguments or options
+    raise before anything is published; a broker or a lock store that fails half-way raises
+    :class:`BatchInterrupted`, whose ``results`` tell which calls were made.
+    """
+    items = [_prepare(signature) for signature in signatures]
+    try:
+        for part in _parts(items):
+            _apply(part)
+    except Exception as error:
+        results = [item.result if item.done else None for item in items]
+        raise BatchInterrupted(_said(items, error), results=results) from error
+    return [item.result for item in items]
+
+
+def _said(items: list[_Item], error: Exception) -> str:
+    made = sum(item.done for item in items)
+    return (
+        f"{made} of {len(items)} calls were made, and then: {error}. The results of this error "
+        "are those calls', with None for the others, of which none holds a lock: call them again"
+    )
+
+
+@dataclass(slots=True)
+class _Item:
+    """One signature, what it sends, and what became of it."""
+
+    canvas: Any = None
+    calls: list[tuple[Outgoing, Any]] | None = None
+    result: Any = None
+    done: bool = False
+
+
+def _prepare(signature: Any) -> _Item:
+    """Everything that can be wrong with the call shows here."""
+    if not isinstance(signature, dict):
+        raise TypeError(
+            f"apply_many takes signatures, such as task.s(7), and not {shown(signature)}"
+        )
+    signature = maybe_signature(signature, app=getattr(signature, "app", None))
+    runtime_of(_app_of(signature))
+    if isinstance(signature, _CANVAS):
+        return _Item(canvas=signature)
+    item = _Item(calls=[])
+    token = collected.set(item.calls)
+    try:
+        item.result = signature.apply_async()
+    finally:
+        collected.reset(token)
+    return item
+
+
+def _app_of(signature: Signature) -> Any:
+    app = signature.app
+    return getattr(app, "_get_current_object", lambda: app)()
+
+
+def _parts(items: list[_Item]) -> Iterator[list[_Item]]:
+    """Canvases one by one, and all between them in batches."""
+    batch: list[_Item] = []
+    for item in items:
+        if item.canvas is not None or len(batch) >= BATCH:
+            yield batch
+            batch = []
+        if item.canvas is not None:
+            yield [item]
+        else:
+            batch.append(item)
+    yield batch
+
+
+def _apply(part: list[_Item]) -> None:
+    if part and part[0].canvas is not None:
+        part[0].result, part[0].done = part[0].canvas.apply_async(), True
+        return
+    by_runtime: dict[int, list[_Item]] = {}
+    for item in part:
+        item.done = not item.calls  # an eager call has been carried out
+        for outgoing, _ in item.calls or ():
+            by_runtime.setdefault(id(outgoing.runtime), []).append(item)
+            break
+    for items in by_runtime.values():
+        calls = [_Call(item, *call) for item in items for call in item.calls or ()]
+        _Batch(calls[0].outgoing.runtime, calls).publish()
+
+
+@dataclass(slots=True)
+class _Call:
+    item: _Item
+    outgoing: Outgoing
+    result: Any
+    acquired: Acquired | None = None
+    done: bool = False
+
+    def conclude(self, published: Published) -> None:
+        made = self.outgoing.conclude(published)
+        self.tell(made.id, getattr(made, "_facts", published.facts))
+
+    def tell(self, task_id: str, facts: CallFacts) -> None:
+        """Into the result that the caller has, or will have."""
+        self.result.id = task_id
+        self.result.ignored = self.outgoing.options.get("ignore_result")
+        with_facts(self.result, facts)
+        self.finish()
+
+    def refuse(self, error: CeleryUniqueError) -> None:
+        if self.item.result is self.result:
+            self.item.result = error
+        self.finish()
+
+    def finish(self) -> None:
+        self.done = self.item.done = True
+
+
+class _Batch:
+    """Some calls of one app, whose locks are taken together."""
+
+    def __init__(self, runtime: Runtime, calls: list[_Call]) -> None:
+        self._runtime = runtime
+        self._coordinator = runtime.coordinator
+        self._calls = calls
+
+    def publish(self) -> None:
+        began = time.monotonic()
+        with self._one_producer():
+            try:
+                if not self._take_locks():
+                    return
+                # First all that were admitted: a duplicate of one of them names a task that
+                # is published by then.
+                for call in self._calls:
+                    self._send(call, began)
+                for call in self._calls:
+                    if not call.done:
+                        self._settle_conflict(call)
+            except BaseException:
+                self._give_back_the_rest()
+                raise
+
+    @contextmanager
+    def _one_producer(self) -> Iterator[None]:
+        with self._runtime.app.producer_or_acquire() as producer:
+            for call in self._calls:
+                if not call.outgoing.options.get("producer"):
+                    options = {**call.outgoing.options, "producer": producer}
+                    call.outgoing = replace(call.outgoing, options=options)
+            yield
+
+    def _take_locks(self) -> bool:
+        """False: the store did not answer, and the calls were sent without their locks."""
+        asking = [call for call in self._calls if call.outgoing.attempt is not None]
+        attempts = [call.outgoing.attempt for call in asking if call.outgoing.attempt is not None]
+        try:
+            replies = self._coordinator.acquire_many(attempts) if attempts else []
+        except StoreUnavailable as error:
+            self._without_store(error)
+            return False
+        for call, acquired in zip(asking, replies, strict=True):
+            call.acquired = acquired
+        return True
+
+    def _without_store(self, error: StoreUnavailable) -> None:
+        if self._runtime.settings.on_store_error != "publish":
+            for call in self._calls:
+                if call.outgoing.attempt is not None:
+                    self._coordinator.give_back_later(call.outgoing.attempt, error)
+            raise error
+        for call in self._calls:
+            attempt = call.outgoing.attempt
+            if attempt is None:
+                self._send(call, 0.0)
+            else:
+                call.conclude(self._coordinator.without_store(attempt, call.outgoing.send, error))
+
+    def _send(self, call: _Call, began: float) -> None:
+        outgoing = call.outgoing
+        if outgoing.attempt is None:
+            made = outgoing.publish()
+            call.tell(made.id, CallFacts())
+        elif call.acquired is not None and call.acquired.outcome == "created":
+            call.conclude(
+                self._coordinator.publish_created(
+                    outgoing.attempt, call.acquired, outgoing.send, began
+                )
+            )
+
+    def _settle_conflict(self, call: _Call) -> None:
+        attempt, send = call.outgoing.attempt, call.outgoing.send
+        assert attempt is not None
+        assert call.acquired is not None
+        try:
+            published = self._coordinator.settle_conflict(attempt, call.acquired, send)
+            call.conclude(published or self._coordinator.publish(attempt, send))
+        except CeleryUniqueError as error:
+            if isinstance(error, StoreUnavailable):
+                raise
+            call.refuse(error)
+
+    def _give_back_the_rest(self) -> None:
+        """Nobody sends these any more: their locks would keep other calls from it."""
+        for call in self._calls:
+            attempt, acquired = call.outgoing.attempt, call.acquired
+            if not call.done and attempt is not None and acquired is not None:
+                self._coordinator.withdraw(attempt, acquired)

@@ -1,0 +1,177 @@
+"""Ends a follower under its own id, with the outcome of the task that it follows.
+
+In Celery's own order: callbacks and the next link of its chain are sent, then the result
+is stored, which counts its chord. A crash in between sends the callbacks once more, when
+somebody else completes it; none is lost by it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from celery import group, states
+from celery._state import pop_current_task, push_current_task
+from celery.app.task import Context, get_actual_ignore_result
+from celery.canvas import maybe_signature
+from celery.exceptions import BackendError, TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from .continuations import finishing
+from .followers import FollowerCall
+
+logger = logging.getLogger("celery_unique")
+
+#: Result backends that nobody can be asked of again: results are messages, or nowhere.
+_UNREADABLE = ("rpc://", "disabled://")
+
+#: How a task ended that was not carried out, though nobody wanted it to end.
+_NOT_BY_SOMEBODY = ("expired", "superseded", "withdrawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended: SUCCESS with its value; FAILURE or REVOKED with the exception."""
+
+    state: str
+    value: Any
+    traceback: str | None = None
+    #: What its body has called, for the trail of whoever shares its outcome.
+    children: tuple[Any, ...] = ()
+    worker: str | None = None
+
+    @classmethod
+    def revoked(cls, reason: str = "revoked") -> Outcome:
+        return cls(states.REVOKED, TaskRevokedError(reason))
+
+
+def stored_outcome(app: Any, task_name: str, task_id: str) -> Outcome | None:
+    """The outcome of a task as the result backend tells it; None where it does not.
+
+    A task that was dropped without anybody wanting that has none: it expired, say.
+    """
+    meta = _stored(_backend_of(app, task_name), task_id)
+    if meta is None:
+        return None
+    state, value = meta["status"], meta.get("result")
+    if state == states.REVOKED and str(value).startswith(_NOT_BY_SOMEBODY):
+        return None
+    return Outcome(state, value, meta.get("traceback"), worker=meta.get("worker"))
+
+
+def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
+    """End the follower with this outcome, unless it has ended.
+
+    Raises where broker or result backend cannot be reached: then it is not completed.
+    """
+    task = app._tasks.get(call.name)
+    backend = _backend_of(app, call.name)
+    request = call.request(hostname=outcome.worker)
+    meta = _stored(backend, call.task_id)
+    if meta is not None:
+        _count_again(backend, request, meta)
+        return
+    request._children = list(outcome.children)
+    with _as_current_task(task, request), finishing():
+        try:
+            _end(app, backend, task, request, outcome)
+        except Exception as error:
+            if _may_work_later(backend, error):
+                raise
+            logger.exception("%s[%s] could not be completed and fails", call.name, call.task_id)
+            _fail(backend, task, request, Outcome(states.FAILURE, error))
+
+
+def _end(app: Any, backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
+    if outcome.state != states.SUCCESS:
+        _fail(backend, task, request, outcome)
+        return
+    _send_on(app, request, outcome.value)
+    ignored = get_actual_ignore_result(task, request) if task is not None else False
+    backend.mark_as_done(request.id, outcome.value, request, not ignored)
+
+
+def _fail(backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
+    ignored = get_actual_ignore_result(task, request) if task is not None else False
+    # A revoked task leaves the rest of its chain waiting in Celery; a follower's rest ends
+    # with it. Error callbacks are for failures alone, as in Celery.
+    backend.mark_as_failure(
+        request.id,
+        outcome.value,
+        outcome.traceback,
+        request=request,
+        store_result=not ignored or bool(task.store_errors_even_if_ignored),
+        call_errbacks=outcome.state == states.FAILURE,
+        state=outcome.state,
+    )
+
+
+def _send_on(app: Any, request: Context, value: Any) -> None:
+    """Callbacks and the next link, as Celery sends them: groups keep a trail of their own,
+    so that they are sent one by one and the others together."""
+    priority = request.delivery_info["priority"] if app.conf.task_inherit_parent_priority else None
+    options = {
+        "parent_id": request.id,
+        "root_id": request.root_id or request.id,
+        "priority": priority,
+    }
+    callbacks = [maybe_signature(callback, app=app) for callback in request.callbacks or ()]
+    if len(callbacks) == 1:
+        callbacks[0].apply_async((value,), **options)
+    elif callbacks:
+        for callback in callbacks:
+            if isinstance(callback, group):
+                callback.apply_async((value,), **options)
+        others = [callback for callback in callbacks if not isinstance(callback, group)]
+        if others:
+            group(others, app=app).apply_async((value,), **options)
+    if request.chain:
+        link = maybe_signature(request.chain[-1], app=app)
+        link.apply_async((value,), chain=request.chain[:-1], **options)
+
+
+def _count_again(backend: Any, request: Context, meta: Any) -> None:
+    """It has its result. Whoever stored it may have died before its chord was counted.
+
+    Only where counting the same member twice is counting it once: Redis keeps the members,
+    other backends a number, or look at the results themselves.
+    """
+    if request.chord and hasattr(type(backend), "_chord_zset"):
+        backend.on_chord_part_return(request, meta["status"], meta.get("result"))
+
+
+def _backend_of(app: Any, task_name: str) -> Any:
+    task = app._tasks.get(task_name)
+    return task.backend if task is not None else app.backend
+
+
+def _stored(backend: Any, task_id: str) -> Any:
+    """The meta of a task that has ended, as the result backend has it now; or None."""
+    if backend.as_uri() in _UNREADABLE:
+        return None
+    meta = backend.get_task_meta(task_id, cache=False)
+    return meta if meta["status"] in states.READY_STATES else None
+
+
+def _may_work_later(backend: Any, error: Exception) -> bool:
+    if isinstance(error, (OperationalError, BackendError, OSError)):
+        return True
+    return bool(backend.exception_safe_to_retry(error))
+
+
+@contextmanager
+def _as_current_task(task: Any, request: Context) -> Iterator[None]:
+    """What is published inside is the follower's: its trail, its root and its parent."""
+    if task is None:
+        yield
+        return
+    push_current_task(task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        pop_current_task()

@@ -1,0 +1,159 @@
+"""Who follows a task gets its outcome; whose task has died is run in its place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from . import reports
+from .completing import Outcome, complete, stored_outcome
+from .exceptions import StoreUnavailable
+from .followers import FollowerCall
+from .header import LockHeader
+from .runtime import Runtime
+from .stores.base import Held, Orphan
+
+logger = logging.getLogger("celery_unique")
+
+#: Differs between two lives of a process with the same number.
+_BOOT = f"{time.time_ns():x}"
+
+
+def share(runtime: Runtime, lock: LockHeader, task_name: str, outcome: Outcome) -> bool:
+    """Complete everybody who follows the task, and whoever joins meanwhile. Whether all are.
+
+    Called after the task's own result is stored and before its record is settled: until
+    then it is this delivery's to complete them, and nobody else's while its lease holds.
+    """
+    store, seen, all_done = runtime.holding.store, set[str](), True
+    alive_until = _half_a_lease_from_now(runtime)
+    try:
+        while waiting := [
+            follower
+            for follower in store.followers(lock.key, lock.task_id)
+            if follower[0] not in seen
+        ]:
+            for follower_id, follower in waiting:
+                if time.monotonic() > alive_until:
+                    store.renew([_still_here(runtime, lock)])
+                    alive_until = _half_a_lease_from_now(runtime)
+                seen.add(follower_id)
+                all_done &= _complete(runtime, lock.key, follower_id, follower.message, outcome)
+    except StoreUnavailable as error:
+        reports.store_error(runtime.app, "followers", error, task_name, lock.task_id, lock.key)
+        return False
+    return all_done
+
+
+def _half_a_lease_from_now(runtime: Runtime) -> float:
+    return time.monotonic() + runtime.holding.leases.run_ms / 2000
+
+
+def _still_here(runtime: Runtime, lock: LockHeader) -> Held:
+    run_ms = runtime.holding.leases.run_ms
+    return Held(lock.key, lock.task_id, lock.delivery, run_ms, run_ms)
+
+
+def _complete(runtime: Runtime, key: str, follower_id: str, message: str, outcome: Outcome) -> bool:
+    """Whether it has its outcome now. If not it stays where it is, for whoever looks next."""
+    try:
+        complete(runtime.app, FollowerCall.loads(runtime.app, message), outcome)
+    except Exception:
+        logger.exception("task %s does not have its outcome yet; it is tried again", follower_id)
+        return False
+    # Only now: a crash before this completes it once more, instead of never.
+    runtime.holding.store.complete_follower(key, follower_id)
+    return True
+
+
+def look_after(runtime: Runtime, key: str) -> bool:
+    """Complete or run the followers of the key whose task is gone. Whether there were any.
+
+    Excluded from doing it twice by the reaper's claim on the key, while that lasts.
+    """
+    me = f"{socket.gethostname()}/{os.getpid()}/{_BOOT}"
+    claim_ms = runtime.holding.leases.run_ms
+    found = False
+    while orphans := runtime.holding.store.reap(key, me, claim_ms):
+        found = True
+        if not _Round(runtime, key, me).go_through(orphans):
+            break
+    return found
+
+
+class _Round:
+    """What one reaper does with the orphans of one key."""
+
+    def __init__(self, runtime: Runtime, key: str, reaper: str) -> None:
+        self._runtime = runtime
+        self._holding = runtime.holding
+        self._key = key
+        self._reaper = reaper
+        self._outcomes: dict[str, Outcome | None] = {}
+        #: Tasks whose followers follow another now.
+        self._left: set[str] = set()
+        self._claimed_until = _half_a_lease_from_now(runtime)
+
+    def go_through(self, orphans: list[Orphan]) -> bool:
+        """Whether it is worth asking for more at once."""
+        for orphan in orphans:
+            if time.monotonic() > self._claimed_until:
+                return True  # claim the rest anew, before another does
+            if orphan.holder not in self._left and not self._take_care_of(orphan):
+                return False
+        return True
+
+    def _take_care_of(self, orphan: Orphan) -> bool:
+        outcome = self._outcome_for(orphan)
+        if outcome is not None:
+            return _complete(self._runtime, self._key, orphan.follower_id, orphan.message, outcome)
+        return self._promote(orphan)
+
+    def _outcome_for(self, orphan: Orphan) -> Outcome | None:
+        """What its task came to, if anybody knows. A promoted one is its own task: it may
+        have run without telling the store."""
+        if orphan.holder not in self._outcomes:
+            call = FollowerCall.loads(self._runtime.app, orphan.message)
+            outcome = stored_outcome(self._runtime.app, call.name, orphan.holder)
+            if outcome is None and orphan.fate == "revoked":
+                outcome = Outcome.revoked()
+            self._outcomes[orphan.holder] = outcome
+        return self._outcomes[orphan.holder]
+
+    def _promote(self, orphan: Orphan) -> bool:
+        """It becomes a task itself, and the others that followed its task follow it."""
+        app, store, leases = self._runtime.app, self._holding.store, self._holding.leases
+        call = FollowerCall.loads(app, orphan.message)
+        grace_ms = max(call.grace_ms, leases.grace_ms)
+        verdict = store.promote(
+            self._key, orphan.follower_id, self._reaper, grace_ms, leases.queue_ms
+        )
+        if verdict != "gone":
+            self._left.add(orphan.holder)
+        if verdict == "publish":
+            reports.promoted(call.name, orphan.follower_id, orphan.holder)
+            # If this fails, or its process dies, the message is still in the store: once
+            # the grace has passed, whoever looks publishes it again.
+            call.publish(app)
+            lease_ms = call.lease_ms + call.delay_ms(app)
+            store.confirm(self._key, orphan.follower_id, lease_ms)
+        return True
+
+
+def end_with_followers(
+    runtime: Runtime, lock: LockHeader, task_name: str, outcome: Outcome | None, settle: Any
+) -> None:
+    """Share the outcome, then settle the record; or, where there is none to share (it
+    expired, it was ignored), settle and let the first of the followers run."""
+    if outcome is None or not share(runtime, lock, task_name, outcome):
+        settle()
+        try:
+            runtime.holding.store.flush()  # told one way: the reaper must not be faster
+            look_after(runtime, lock.key)
+        except StoreUnavailable as error:
+            reports.store_error(runtime.app, "reap", error, task_name, lock.task_id, lock.key)
+    else:
+        settle()

@@ -1,0 +1,101 @@
+"""Looks after followers whose task is gone: killed with its worker, or never published.
+
+In a thread of its own, which also does for the worker's main loop what that must not wait
+for. Each round costs one look at what is due, however many locks there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from celery_unique import reports
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.runtime import Runtime
+from celery_unique.sharing import look_after
+
+logger = logging.getLogger("celery_unique")
+
+#: A dead holder's lease is noticed within a third of it.
+LOOKS_PER_LEASE = 3
+#: So that workers that started together do not look together for ever.
+JITTER = 0.25
+#: Each shows some of what is due; a key that was looked at is not due for a while.
+ROUNDS = 100
+#: How long a stopping worker waits for what its main loop has left to do.
+LAST_JOBS_S = 5.0
+
+Job = Callable[[], object]
+
+
+class Reaper:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._jobs: deque[Job] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._runtime.background = self.submit
+        self._thread = threading.Thread(target=self._work, name="celery_unique.reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What is left is done by other workers, once this one's leases have lapsed."""
+        self._runtime.background = None
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(LAST_JOBS_S)
+
+    def submit(self, job: Job) -> bool:
+        """Carry ``job`` out soon. False: it is too late for that."""
+        if self._stopping or os.getpid() != self._pid:  # a forked child has no such thread
+            return False
+        self._jobs.append(job)
+        self._wake.set()
+        return True
+
+    def _work(self) -> None:
+        look_at = time.monotonic() + self._pause_s()
+        while not (self._stopping and not self._jobs):
+            self._wake.wait(max(0.0, look_at - time.monotonic()))
+            self._wake.clear()
+            while self._jobs:
+                self._carry_out(self._jobs.popleft())
+            if time.monotonic() >= look_at and not self._stopping:
+                self._carry_out(self.look)
+                look_at = time.monotonic() + self._pause_s()
+
+    def _pause_s(self) -> float:
+        run_s = self._runtime.holding.leases.run_ms / 1000
+        return run_s / LOOKS_PER_LEASE * random.uniform(1 - JITTER, 1 + JITTER)
+
+    def _carry_out(self, job: Job) -> None:
+        try:
+            job()
+        except StoreUnavailable as error:
+            reports.store_error(self._runtime.app, "reap", error, "", "", "")
+        except Exception:
+            # One bad round must not end the thread: followers would wait for ever.
+            logger.exception("looking after followers failed; it is tried again")
+
+    def look(self) -> None:
+        """Go through what is due. A key that fails does not keep the others waiting."""
+        store = self._runtime.holding.store
+        for _ in range(ROUNDS):
+            keys = store.due()
+            for key in keys:
+                if self._stopping:
+                    return
+                self._carry_out(partial(look_after, self._runtime, key))
+            if not keys:
+                return
