@@ -40,23 +40,28 @@ class Layout:
         self._tail = f"}}{place}:"
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
+        #: What the names in each bucket begin with; all of it where there is one for the bucket.
+        self._starts = [
+            (
+                f"{self._head}{bucket}{self._tail}",
+                f"{self._head}{bucket}{self._followers_tail}",
+                f"{self._head}{bucket}{self._due_tail}",
+            )
+            for bucket in range(BUCKETS)
+        ]
         self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
         #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
         self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
 
     def name_of(self, key: str) -> str:
-        return f"{self._head}{bucket_of(key)}{self._tail}{key}"
+        return self._starts[bucket_of(key)][0] + key
 
     def names_of(self, key: str) -> Names:
-        start = f"{self._head}{bucket_of(key)}"
-        return Names(
-            f"{start}{self._tail}{key}",
-            f"{start}{self._followers_tail}{key}",
-            f"{start}{self._due_tail}",
-        )
+        record, followers, due = self._starts[bucket_of(key)]
+        return Names(record + key, followers + key, due)
 
     def due_sets(self) -> list[str]:
-        return [f"{self._head}{bucket}{self._due_tail}" for bucket in range(BUCKETS)]
+        return [due for _, _, due in self._starts]
 
     def key_of(self, name: str) -> str | None:
         found = self._named.match(name)
