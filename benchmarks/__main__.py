@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import calls, growth, keys, machine, report, running, storage
+from benchmarks import calls, growth, keys, machine, report, running, server_cost, storage
 from benchmarks.goals import goals
 from benchmarks.measuring import progress
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "many": calls.many,
     "commands": storage.commands,
     "memory": storage.memory,
+    "server": server_cost.run,
     "renewal": storage.renewal,
     "growth": growth.run,
     "worker": running.run,

@@ -28,7 +28,7 @@ for n = tonumber(ARGV[3]), tonumber(ARGV[4]) do
   local digest = redis.sha1hex(n) .. redis.sha1hex(-n):sub(1, 24)
   local name = "cu:{" .. tonumber(digest:sub(1, 2), 16) % 64 .. "}:1:" .. digest
   local id = digest:sub(1, 8) .. "-0000-4000-8000-" .. digest:sub(9, 20)
-  redis.call("HSET", name, "t:" .. id, value)
+  redis.call("HSET", name, "t:" .. id, value, "n", ARGV[5])
   redis.call("PEXPIREAT", name, expires)
 end
 """
@@ -106,7 +106,7 @@ def _fill(own: Server, one: Contender, store: Any, count: int) -> None:
         expires = seconds * 1000 + microseconds // 1000 + client.pttl(name)
         script = client.register_script(FILL)
         for first in range(1, count + 1, CHUNK):
-            script(args=[value, expires, first, min(first + CHUNK - 1, count)])
+            script(args=[value, expires, first, min(first + CHUNK - 1, count), TASK])
         client.delete(name)
         if client.dbsize() != count:
             raise RuntimeError(f"{client.dbsize()} locks where {count} were to be")

@@ -42,6 +42,7 @@ def sections(document: dict[str, Any]) -> dict[str, str]:
         "key": _key,
         "commands": _commands,
         "memory": _memory,
+        "server": _server,
         "renewal": _renewal,
         "growth": _growth,
     }
@@ -123,6 +124,14 @@ def _memory(memory: dict[str, Any]) -> str:
     bare = memory["bytes"]["bare_set"]
     rows += [(name, us(value), f"{value / bare:.2f}") for name, value in memory["rivals"].items()]
     return table(("one lock", "bytes", "of a bare SET"), rows)
+
+
+def _server(server: dict[str, Any]) -> str:
+    rows = [
+        (name, us(cost["server_cpu_us"]), f"{cost['bytes_in']:,.0f}", f"{cost['bytes_out']:,.0f}")
+        for name, cost in [*server["acts"].items(), ("a task's whole life", server["life"])]
+    ]
+    return table(("on the lock server", "processor us", "bytes in", "bytes out"), rows)
 
 
 def _renewal(renewal: dict[str, Any]) -> str:

@@ -228,15 +228,15 @@ def renewal(stage: Stage) -> dict[str, Any]:
 
 
 def _renewed(own: Server, store: Any, held: list[Held]) -> tuple[float, float, float]:
-    server_before = _server_cpu(own)
+    server_before = server_cpu(own)
     began, cpu = time.perf_counter(), time.process_time()
     replies = store.renew(held)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     if not all(replies):
         raise RuntimeError("a lock that is held was not renewed")
-    return wall, cpu, _server_cpu(own) - server_before
+    return wall, cpu, server_cpu(own) - server_before
 
 
-def _server_cpu(own: Server) -> float:
+def server_cpu(own: Server) -> float:
     used = own.client.info("cpu")
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
