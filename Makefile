@@ -18,7 +18,7 @@ SEED ?=
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-versions chaos lint docs services
+.PHONY: help demo test test-fast test-versions chaos bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ test-celery-%: .cache/celery-%/.installed
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+bench: .cache/bench/.installed ## What uniqueness costs, beside plain Celery and others: make bench ARGS="--quick"
+	.cache/bench/bin/python -m benchmarks $(ARGS)
+
+bench-docs: .venv/.installed-dev ## Put the figures of the latest make bench into the documentation
+	$(BIN)/python -m benchmarks.docs
 
 lint: .venv/.installed-dev ## Style, types and layers
 	$(BIN)/ruff check .
@@ -61,6 +67,11 @@ services: ## Install the servers that make test starts, where they are missing
 .venv/.installed-dev: pyproject.toml scripts/make-venv
 	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e '.[dev]'
 	@touch $@ .venv/.installed-demo
+
+# What the benchmark compares with is installed nowhere else.
+.cache/bench/.installed: pyproject.toml scripts/make-venv benchmarks/requirements.txt
+	@PYTHON="$(PYTHON)" scripts/make-venv .cache/bench -e '.[redis]' -r benchmarks/requirements.txt
+	@touch $@
 
 .PRECIOUS: .cache/celery-%/.installed
 .cache/celery-%/.installed: pyproject.toml scripts/make-venv

@@ -51,6 +51,9 @@ class Parameters:
     #: The names of ``*args`` and ``**kwargs``, if the signature has them.
     var_positional: str | None
     var_keyword: str | None
+    #: Every name with the text that stands before its value, in the order of the canonical text
+    #: as far as names are ASCII.
+    sorted_heads: tuple[tuple[str, str], ...]
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return name -> value of what was given; ``*args`` and ``**kwargs`` only if not empty."""
@@ -134,6 +137,7 @@ def _taken_apart(signature: inspect.Signature) -> Parameters:
         default_texts=_texts(defaults),
         var_positional=rest[0] if rest else None,
         var_keyword=extra[0] if extra else None,
+        sorted_heads=tuple((name, f'"{name}":') for name in sorted(signature.parameters)),
     )
 
 

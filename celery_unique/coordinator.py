@@ -23,7 +23,7 @@ from .leases import Leases, milliseconds
 from .policy import UniquePolicy
 from .settings import UniqueSettings
 from .stores.base import Acquired, Claim, Holder, LockStore
-from .stores.record import TERMINAL_LETTERS, State, letters
+from .stores.record import State, letters, terminal_letters
 
 #: How long a duplicate of an unconfirmed holder waits before it looks again.
 LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
@@ -147,9 +147,9 @@ class UniqueTaskCoordinator:
             on_conflict=policy.on_conflict,
             parent=attempt.parent_id or "",
             max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
-            window_ms=milliseconds(policy.period) if policy.period else 0,
+            window_ms=_window_ms(policy),
             delay_ms=attempt.delay_ms,
-            keep="".join(letter for letter in states if letter in TERMINAL_LETTERS),
+            keep=terminal_letters(states),
             keep_ms=attempt.keep_ms,
             arguments=attempt.arguments,
             join=attempt.join,
@@ -157,15 +157,14 @@ class UniqueTaskCoordinator:
 
     def header(self, attempt: Attempt, task_id: str, created_at: int = 0) -> LockHeader:
         """What the message tells a worker of the lock."""
-        claim = self._claim(attempt)
         return LockHeader(
             task_id=task_id,
             key=attempt.key,
             namespace=self.settings.namespace,
             store=self.store.fingerprint(),
             created_at=created_at,
-            window_ms=claim.keep_ms or claim.window_ms,
-            keep=claim.keep,
+            window_ms=attempt.keep_ms or _window_ms(attempt.policy),
+            keep=terminal_letters(letters(attempt.policy.states)),
             arguments=attempt.arguments,
         )
 
@@ -357,6 +356,10 @@ class UniqueTaskCoordinator:
 
     def _say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:
         reports.store_error(self.app, act, error, attempt.task_name, attempt.task_id, attempt.key)
+
+
+def _window_ms(policy: UniquePolicy) -> int:
+    return milliseconds(policy.period) if policy.period else 0
 
 
 def _changed_delay(attempt: Attempt, acquired: Acquired) -> int | None:

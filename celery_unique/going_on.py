@@ -35,11 +35,11 @@ def is_handed_over(runtime: Runtime, name: str, key: str | None, options: dict[s
     It inherits the lock, unless it is unique by a key of its own, or one of Celery's own
     tasks, at whose end nobody would give the lock back.
     """
-    request = current_request(runtime)
-    task_id = options.get("task_id")
-    if name.startswith("celery."):
+    # First what is cheap to ask: all other calls pass here too.
+    if not options.get("replaced_task_nesting") or name.startswith("celery."):
         return False
-    if request is None or request.id != task_id or not options.get("replaced_task_nesting"):
+    request = current_request(runtime)
+    if request is None or request.id != options.get("task_id"):
         return False
     header = LockHeader.from_message(getattr(request, HEADER, None))
     if header is None or (key is not None and key != header.key):

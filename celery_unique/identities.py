@@ -11,7 +11,7 @@ from typing import Any
 
 from .calls import Call
 from .exceptions import IdempotencyKeyRequired
-from .keys import arguments_fingerprint, canonical_text, idempotency_identity, identity, key_of
+from .keys import arguments_fingerprint, canonical_text, idempotency_identity, key_of, text_of
 from .leases import milliseconds
 from .options import CALL_ONLY
 from .policy import UniquePolicy
@@ -91,7 +91,7 @@ def identify(
 ) -> Identity:
     secret = settings.key_secret
     if call.idempotency_key is None:
-        return Identity(key_of(canonical_text(identity(call, policy)), secret), policy)
+        return Identity(key_of(text_of(call, policy), secret), policy)
     found = idempotency_identity(call, scope=settings.idempotency_scope, meta_keys=policy.meta_keys)
     return Identity(
         key_of(canonical_text(found), secret),

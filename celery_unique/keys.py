@@ -24,6 +24,7 @@ from .arguments import (
 from .canonical import NotCanonical, canonical
 from .exceptions import UniqueKeyError
 from .key_templates import own_key
+from .plain_calls import text_of_plain
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -36,6 +37,7 @@ __all__ = [
     "idempotency_identity",
     "identity",
     "key_of",
+    "text_of",
 ]
 
 #: Stands before the digest.  Any change to what is hashed, or how, is a new version.
@@ -87,6 +89,12 @@ def idempotency_identity(
 def canonical_text(identity: Mapping[str, Any]) -> str:
     """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size."""
     return _text(identity, VALUE_CURE)
+
+
+def text_of(call: Call, policy: UniquePolicy) -> str:
+    """Return the canonical text of what makes `call` unique, sooner where its values are plain."""
+    text = text_of_plain(call, policy)
+    return canonical_text(identity(call, policy)) if text is None else text
 
 
 def key_of(text: str, secret: str | bytes | None = None) -> str:

@@ -173,7 +173,7 @@ def _gets_result_by_message(runtime: Runtime, options: Mapping[str, Any]) -> boo
     needs one of its own."""
     if options.get("ignore_result"):
         return False
-    return str(runtime.app.conf.result_backend or "").startswith("rpc")
+    return runtime.results_by_message
 
 
 def _await_reply(runtime: Runtime, task_id: str, options: Mapping[str, Any]) -> None:

@@ -62,7 +62,8 @@ def hook(runtime: Runtime, original: SendTask) -> SendTask:
     def send_task(
         name: str, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any
     ) -> Any:
-        options.update(zip(_PARAMETERS, positional, strict=False))
+        if positional:
+            options.update(zip(_PARAMETERS, positional, strict=False))
         try:
             return _send(runtime, original, name, args, kwargs, options)
         except CeleryUniqueError as error:

@@ -34,6 +34,7 @@ class Runtime:
         self._mutex = threading.RLock()
         self._seen_conf: dict[str, Any] | None = None
         self._settings = UniqueSettings()
+        self.results_by_message = False
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
         self._store_made_from: tuple[Any, ...] = ()
@@ -65,6 +66,9 @@ class Runtime:
             if settings != self._settings:
                 self._settings = settings
             self._coordinator = self._holding = None
+            #: With rpc:// a result reaches only the caller that its message names. Asked for by
+            #: every call, and Celery looks for a setting in several places.
+            self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
             self._seen_conf = dict(self.app.conf.changes)
 
     @property

@@ -14,6 +14,7 @@ import json
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from .following import KEPT_MS, Following, Joined
@@ -52,8 +53,19 @@ TERMINAL_LETTERS = frozenset("cdx")
 
 def letters(states: Any) -> str:
     """The given OJS state names as a string of letters, in a fixed order."""
+    return _letters(tuple(states))
+
+
+@lru_cache(maxsize=1024)  # every call asks this, for the few sets of states that policies have
+def _letters(states: tuple[str, ...]) -> str:
     wanted = {State(name) for name in states}
     return "".join(letter for state, letter in LETTER_OF.items() if state in wanted)
+
+
+@lru_cache(maxsize=1024)
+def terminal_letters(states: str) -> str:
+    """Those of the letters that stand for a final state."""
+    return "".join(letter for letter in states if letter in TERMINAL_LETTERS)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 -- prelude: stands before every act, and reads the record of the key.
 --
 -- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token,
---          and f, while there are followers: when they are due, who looks after them, whom each
+--          n, the name of its tasks, and f, while there are followers: when they are due, who looks after them, whom each
 --          group follows and how many it has, who is promoted
 -- KEYS[2]  the followers, while there are any: a hash with a field per id
 -- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
@@ -10,26 +10,38 @@
 --          lapsed), following, write, expire, in_limbo, stands_in_for, finalise, bring_back; the places of a task's values by name
 local STATE, CREATED, LEASE, WINDOW_ENDS, ETA, KEEP, DUPLICATES, LAST = 2, 3, 4, 6, 7, 8, 9, 10
 local DELIVERY, DELIVERY_LEASE, TOKEN, FLAGS, BY, AFTER, ARGUMENTS = 11, 12, 13, 14, 15, 16, 17
-local SINCE = 18
+local NAME, SINCE = 5, 18
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0}
 local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
 local key, offset = KEYS[1], tonumber(ARGV[1])
 local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
 local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
-local following
+local following, shared_name
 
--- A mark has less than four values. A task's empty values at the end are not stored.
+-- A mark has less than four values. A task's empty values at the end are not stored, its lease
+-- counts from its creation, and its name is that of the others, if empty. All this keeps a value
+-- below the 64 bytes up to which Redis packs a hash tightly.
 for i = 1, #stored, 2 do
-  local values = stored[i] ~= "token" and cjson.decode(stored[i + 1])
-  if stored[i] == "f" then
+  local field, values = stored[i], nil
+  if field == "n" then
+    shared_name = stored[i + 1]
+  elseif field ~= "token" then
+    values = cjson.decode(stored[i + 1])
+  end
+  if values and values[LEASE] then values[LEASE] = values[CREATED] + values[LEASE] end
+  if field == "f" then
     following = values
   elseif values and (values[LEASE] or values[2]) > now then
     for n = values[LEASE] and #values + 1 or SINCE + 1, SINCE do values[n] = NUMBERS[n] or "" end
-    record[stored[i]] = values
+    record[field] = values
   elseif values then
-    redis.call("HDEL", key, stored[i])
-    if values[LEASE] then lapsed[stored[i]:sub(3)] = values[BY] or "" end
+    redis.call("HDEL", key, field)
+    if values[LEASE] then lapsed[field:sub(3)] = values[BY] or "" end
   end
+end
+for _, task in pairs(record) do
+  if task[LEASE] and task[NAME] == "" then task[NAME] = shared_name or "" end
+  if task[NAME] == false then task[NAME] = "" end
 end
 
 -- The record expires with its latest deadline.
@@ -45,8 +57,20 @@ local function write(field, values)
   record[field] = values
   if values then
     local last, packed = #values, {}
-    while values[last] == "" or values[last] == 0 do last = last - 1 end
     for n = 1, last do packed[n] = values[n] end
+    if values[LEASE] then
+      packed[LEASE] = values[LEASE] - values[CREATED]
+      if not shared_name then
+        shared_name = values[NAME]
+        redis.call("HSET", key, "n", shared_name)
+      elseif values[NAME] == "" then
+        packed[NAME] = false  -- no name at all, beside a task that has one
+      end
+      if values[NAME] == shared_name then packed[NAME] = "" end
+    end
+    while packed[last] == "" or (packed[last] == 0 and last > LEASE) do
+      packed[last], last = nil, last - 1
+    end
     redis.call("HSET", key, field, cjson.encode(packed))
   else redis.call("HDEL", key, field) end
   return expire()

@@ -16,6 +16,12 @@ from celery_unique.exceptions import StoreUnavailable
 
 from .address import Address, Connection
 
+pack_command: Callable[[Command], bytes] | None
+try:
+    from hiredis import pack_command
+except ImportError:  # it is faster, and not needed
+    pack_command = None
+
 Command = tuple[Any, ...]
 
 #: More than these are closed when a burst of threads or greenlets is over.
@@ -66,7 +72,7 @@ class Connections:
         connection: Connection,
     ) -> None:
         try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            connection.send_packed_command(packed(connection, commands), check_health=False)
             for n in range(len(commands)):
                 if n:  # a socket's time-out starts again with every reply, ours does not
                     set_deadline(connection, deadline)
@@ -129,6 +135,16 @@ class Connections:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.disconnect()
+
+
+def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
+    """The commands as bytes. hiredis makes them of strings and numbers in one step; redis-py
+    looks at each argument before it asks hiredis."""
+    if pack_command is None:
+        return connection.pack_commands(commands)  # type: ignore[no-any-return]
+    if len(commands) == 1:
+        return [pack_command(commands[0])]
+    return [b"".join([pack_command(command) for command in commands])]
 
 
 class _ConnectFailed(RedisError):

@@ -1,8 +1,11 @@
 """How locks lie in Redis: one hash for each key.
 
 ``<key_prefix>cu:{<bucket>}:<key>``, and ``<key_prefix>cu:{<bucket>}@<namespace>:<key>`` with a
-namespace. Its fields: ``t:<id>`` for each task and ``m:<id>`` for each mark, both JSON, and
-``token`` once a task has started. The braces make the bucket the cluster's hash tag.
+namespace. Its fields: ``t:<id>`` for each task and ``m:<id>`` for each mark, both JSON, ``n``, the
+task name, and ``token`` once a task has started. The braces make the bucket the cluster's hash tag.
+A task's values are those of `TaskEntry`, but for its lease, which counts from its creation, and its
+name, which is left out where it is the one of ``n``: so they stay below the 64 bytes up to which
+Redis packs a hash tightly.
 
 While a key has followers its hash has a field ``f``, a second hash ``...cu:{<bucket>}f:<key>``
 holds them, a field for each, and the key is in the bucket's sorted set ``...cu:{<bucket>}due``
@@ -40,23 +43,28 @@ class Layout:
         self._tail = f"}}{place}:"
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
+        #: What the names in each bucket begin with; all of it where there is one for the bucket.
+        self._starts = [
+            (
+                f"{self._head}{bucket}{self._tail}",
+                f"{self._head}{bucket}{self._followers_tail}",
+                f"{self._head}{bucket}{self._due_tail}",
+            )
+            for bucket in range(BUCKETS)
+        ]
         self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
         #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
         self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
 
     def name_of(self, key: str) -> str:
-        return f"{self._head}{bucket_of(key)}{self._tail}{key}"
+        return self._starts[bucket_of(key)][0] + key
 
     def names_of(self, key: str) -> Names:
-        start = f"{self._head}{bucket_of(key)}"
-        return Names(
-            f"{start}{self._tail}{key}",
-            f"{start}{self._followers_tail}{key}",
-            f"{start}{self._due_tail}",
-        )
+        record, followers, due = self._starts[bucket_of(key)]
+        return Names(record + key, followers + key, due)
 
     def due_sets(self) -> list[str]:
-        return [f"{self._head}{bucket}{self._due_tail}" for bucket in range(BUCKETS)]
+        return [due for _, _, due in self._starts]
 
     def key_of(self, name: str) -> str | None:
         found = self._named.match(name)
@@ -75,17 +83,28 @@ def bucket_of(key: str) -> int:
 
 def record_of(fields: list[bytes], now: int) -> Record:
     """The record from the reply to HGETALL, without what has lapsed."""
-    record = Record()
+    record, task_name = Record(), ""
+    nameless = set()  # beside a task that has a name
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         kind, _, task_id = name.decode().partition(":")
         if kind == "t":
-            record.tasks[task_id] = TaskEntry.unpacked(json.loads(value))
+            values = json.loads(value)
+            values[3] += values[2]
+            if values[4:5] == [False]:
+                values[4] = ""
+                nameless.add(task_id)
+            record.tasks[task_id] = TaskEntry.unpacked(values)
         elif kind == "m":
             record.marks[task_id] = Mark(*json.loads(value)[:3])
+        elif kind == "n":
+            task_name = value.decode()
         elif kind == "token":
             record.token = int(value)
         elif kind == "f":
             record.following = Following.unpacked(json.loads(value))
+    for task_id, task in record.tasks.items():
+        if not task.task_name and task_id not in nameless:
+            task.task_name = task_name
     record.purge(now)
     return record
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as TimedOut
 
 from .address import Connection
-from .connections import Command, Connections, set_deadline
+from .connections import Command, Connections, packed, set_deadline
 
 _senders: weakref.WeakSet[OneWay] = weakref.WeakSet()
 
@@ -38,11 +38,11 @@ class OneWay:
     def send(self, command: Command) -> None:
         with self._exclusive() as deadline:
             connection = self._open(deadline)
-            packed = connection.pack_commands([command])
+            message = packed(connection, [command])
             try:
-                connection.send_packed_command(packed, check_health=False)
+                connection.send_packed_command(message, check_health=False)
             except Disconnected:
-                self._connect(deadline).send_packed_command(packed, check_health=False)
+                self._connect(deadline).send_packed_command(message, check_health=False)
             self._unflushed = True
 
     def flush(self) -> None:

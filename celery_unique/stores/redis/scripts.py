@@ -20,8 +20,8 @@ def load(name: str, *before: str) -> Script:
     """An act behind the prelude, which reads the record for all of them."""
     parts = ("prelude", *before, name)
     text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts)
-    # Comments stay at home: a one-way act is sent whole.
-    body = re.sub(rb"(?m)^ *--.*\n", b"", text)
+    # Comments and indentation stay at home: a one-way act is sent whole.
+    body = re.sub(rb"(?m)^ *(--.*\n)?", b"", text)
     return Script(body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
 
 

@@ -45,6 +45,8 @@ class RedisStore(RedisFollowing):
         self.clock_offset_ms = 0
         self._address = address
         self._layout = Layout(namespace, key_prefix)
+        where = f"{address.label} {self._layout.pattern}"
+        self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
         self._connections = Connections(address, timeout_s)
         self._one_way = OneWay(self._connections)
 
@@ -68,8 +70,7 @@ class RedisStore(RedisFollowing):
 
     def fingerprint(self) -> str:
         """The same for every process that uses these locks, and without credentials."""
-        where = f"{self._address.label} {self._layout.pattern}"
-        return hashlib.sha256(where.encode()).hexdigest()[:8]
+        return self._fingerprint
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
@@ -245,9 +246,12 @@ class RedisStore(RedisFollowing):
 
     def _run_all(self, script: Script, commands: Sequence[Command], again: Any = None) -> list[Any]:
         """One round trip for each batch; another one where the server lost the script."""
-        replies: list[Any] = []
-        for first in range(0, len(commands), BATCH):
-            replies += self._connections.exchange(commands[first : first + BATCH], again)
+        if len(commands) <= BATCH:
+            replies = self._connections.exchange(commands, again)
+        else:
+            replies = []
+            for first in range(0, len(commands), BATCH):
+                replies += self._connections.exchange(commands[first : first + BATCH], again)
         missing = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
             # EVAL brings the script along and the server keeps it: SCRIPT FLUSH, a restart

@@ -1,0 +1,1 @@
+"""What uniqueness costs, measured side by side: ``make bench``."""

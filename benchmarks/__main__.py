@@ -1,0 +1,110 @@
+"""``make bench``: measure, print tables and goals, and write them as JSON.
+
+make bench                             everything, a quarter of an hour at most
+make bench ARGS="--only key,new"       parts of it
+make bench ARGS="--quick"              smaller numbers, in about a minute
+make bench ARGS="--check"              exit code 1 if a goal is missed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import calls, growth, keys, machine, report, running, server_cost, storage
+from benchmarks.goals import goals
+from benchmarks.measuring import progress
+from benchmarks.sizes import FULL, QUICK, TINY, Sizes
+from benchmarks.stage import Stage, stage
+
+LATEST = Path(__file__).parent / "results" / "latest.json"
+SIZES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+
+PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
+    "key": keys.run,
+    "new": calls.new,
+    "duplicate": calls.duplicate,
+    "many": calls.many,
+    "commands": storage.commands,
+    "memory": storage.memory,
+    "server": server_cost.run,
+    "renewal": storage.renewal,
+    "growth": growth.run,
+    "worker": running.run,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parsed(arguments)
+    document = measured(SIZES[options.sizes], options.sizes, options.only)
+    for name, text in report.sections(document).items():
+        print(f"\n{name}\n{text}")
+    if options.json != "-":
+        path = Path(options.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2) + "\n")
+        print(f"\n{path}")
+    missed = [goal for goal in document["goals"] if goal["verdict"] != "pass"]
+    return 1 if options.check and missed else 0
+
+
+def measured(sizes: Sizes, name: str, only: list[str]) -> dict[str, Any]:
+    """The whole document of one run."""
+    began, started, load_before = time.monotonic(), datetime.now(UTC), machine.load()
+    results: dict[str, Any] = {}
+    with stage(sizes) as shared:
+        for missing in shared.missing:
+            progress(f"{missing} is not installed and is left out: make bench installs it")
+        for part in only:
+            progress(f"[{time.monotonic() - began:4.0f} s] {part}")
+            results[part] = PARTS[part](shared)
+        left_out = shared.missing
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "took_s": round(time.monotonic() - began, 1),
+        "sizes_name": name,
+        "machine": machine.described(),
+        "load_before": load_before,
+        "load_after": machine.load(),
+        "missing": left_out,
+        "results": results,
+        "goals": [goal.as_json() for goal in goals(results)],
+    }
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--quick", dest="sizes", action="store_const", const="quick", default="full"
+    )
+    parser.add_argument(
+        "--tiny", dest="sizes", action="store_const", const="tiny", help="only to see that it works"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit code 1 if a goal is missed or not measured"
+    )
+    parser.add_argument("--json", default=str(LATEST), help="where to; - for nowhere")
+    return parser.parse_args(arguments)
+
+
+def _parts(text: str) -> list[str]:
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in named if part not in PARTS]
+    if unknown or not named:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)!r}: use {', '.join(PARTS)}")
+    return named
+
+
+if __name__ == "__main__":
+    sys.exit(main())

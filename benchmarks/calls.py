@@ -1,0 +1,85 @@
+"""What a call takes: new ones, duplicates, and thousands together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery import group
+
+import celery_unique
+from benchmarks.contenders import OURS, PLAIN, Contender
+from benchmarks.measuring import Samples, interleaved, median, progress, summary
+from benchmarks.stage import FLOOR, Stage, store_of
+
+
+def new(stage: Stage) -> dict[str, Any]:
+    """A call whose key is free, and a bare ``SET NX``."""
+    acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
+    for name, one in stage.all.items():
+        acts[name] = lambda _, one=one: one.call(next(stage.numbers))  # type: ignore[misc]
+    samples = interleaved(stage.sizes.rounds, acts)
+    stage.forget_messages()
+    return _with_added(samples)
+
+
+def duplicate(stage: Stage) -> dict[str, Any]:
+    """A call whose key is held by a task that waits."""
+    acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
+    for name, one in stage.all.items():
+        if name == PLAIN:
+            continue
+        held = next(stage.numbers)
+        one.call(held)
+        acts[name] = lambda _, one=one, held=held: one.call_again(held)  # type: ignore[misc]
+    store_of(stage.ours).flush()
+    samples = interleaved(stage.sizes.rounds, acts)
+    stage.forget_messages()
+    return _told(samples)
+
+
+def many(stage: Stage) -> dict[str, Any]:
+    """As many calls together, told per call: a loop, a group, and ``apply_many``."""
+    ways: dict[str, Callable[[int], Any]] = {}
+    for name in (PLAIN, OURS):
+        one = stage.all[name]
+        ways[f"{name}: loop"] = lambda _, one=one: [  # type: ignore[misc]
+            signature.apply_async() for signature in _signatures(stage, one)
+        ]
+        ways[f"{name}: group"] = lambda _, one=one: group(  # type: ignore[misc]
+            _signatures(stage, one)
+        ).apply_async()
+    apply_many = getattr(celery_unique, "apply_many", None)
+    if apply_many is None:
+        progress("this version has no celery_unique.apply_many: it is left out")
+    else:
+        ways[f"{OURS}: apply_many"] = lambda _: apply_many(_signatures(stage, stage.ours))
+    samples: Samples = {name: [] for name in ways}
+    for number in range(stage.sizes.many_rounds):
+        progress(f"{stage.sizes.many:,} calls in {len(ways)} ways, round {number + 1}")
+        for name, times in interleaved(1, ways, warm_up=0).items():
+            samples[name] += [took / stage.sizes.many for took in times]
+        stage.forget_messages()
+    told = _told(samples)
+    for name, figures in told.items():
+        plain = samples[f"{PLAIN}: group" if name.endswith("group") else f"{PLAIN}: loop"]
+        figures["added_us"] = round(median(samples[name]) - median(plain), 2)
+    return {"members": stage.sizes.many, "has_apply_many": apply_many is not None, "ways": told}
+
+
+def _signatures(stage: Stage, one: Contender) -> list[Any]:
+    numbers = [next(stage.numbers) for _ in range(stage.sizes.many)]
+    return [one.task.s(number, True, tag="nightly") for number in numbers]
+
+
+def _told(samples: Samples) -> dict[str, Any]:
+    return {name: summary(times) for name, times in samples.items()}
+
+
+def _with_added(samples: Mapping[str, list[float]]) -> dict[str, Any]:
+    told = _told(dict(samples))
+    plain = median(samples[PLAIN])
+    for name, figures in told.items():
+        if name not in (PLAIN, FLOOR):
+            figures["added_us"] = round(median(samples[name]) - plain, 2)
+    return told

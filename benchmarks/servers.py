@@ -1,0 +1,144 @@
+"""The servers and workers of a run, each on a port of its own, stopped at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+START_S = 30.0
+
+
+class Server:
+    """A Redis server without persistence, in a directory that goes away with it."""
+
+    def __init__(self) -> None:
+        binary = shutil.which("redis-server")
+        if binary is None:
+            sys.exit("redis-server is not installed: run scripts/install-services")
+        self.port = _free_port()
+        self._directory = tempfile.mkdtemp(prefix="celery-unique-bench-")
+        self._process = subprocess.Popen(
+            [
+                *(binary, "--port", str(self.port), "--bind", "127.0.0.1"),
+                *("--save", "", "--appendonly", "no", "--dir", self._directory),
+                *("--databases", "64"),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        self.client = redis.Redis(port=self.port, socket_timeout=120)
+        _wait_until(self._answers, f"redis-server on port {self.port}")
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            sys.exit(f"redis-server ended with code {self._process.returncode}")
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+    def url(self, database: int = 0) -> str:
+        return f"redis://127.0.0.1:{self.port}/{database}"
+
+    def used_memory(self) -> int:
+        # What clients' buffers take is no part of a lock.
+        memory = self.client.info("memory")
+        return int(memory["used_memory"]) - int(memory.get("mem_clients_normal", 0))
+
+    def stop(self) -> None:
+        self.client.close()
+        self._process.terminate()
+        self._process.wait(10)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    one = Server()
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+class Workers:
+    """One worker process for each contender, with one process in its pool."""
+
+    def __init__(self, contenders: Sequence[str], broker: Server, locks: Server) -> None:
+        self._directory = tempfile.mkdtemp(prefix="celery-unique-bench-")
+        self._log = (Path(self._directory) / "workers.log").open("w+b")
+        self._processes = [self._start(name, broker, locks) for name in contenders]
+
+    def _start(self, name: str, broker: Server, locks: Server) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            "BENCH_CONTENDER": name,
+            "BENCH_BROKER": broker.url(),
+            "BENCH_LOCKS": locks.url(),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        command = [
+            *(sys.executable, "-m", "celery", "-A", "benchmarks.worker_app", "worker"),
+            *("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING"),
+            *("--without-gossip", "--without-mingle", "--hostname", f"{name}@bench"),
+        ]
+        return subprocess.Popen(
+            command, env=env, stdout=self._log, stderr=self._log, cwd=REPOSITORY
+        )
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def said(self) -> str:
+        """The end of what they wrote, for an error message."""
+        return Path(self._log.name).read_text(errors="replace")[-2000:]
+
+
+@contextmanager
+def workers(contenders: Sequence[str], broker: Server, locks: Server) -> Iterator[Workers]:
+    all_of_them = Workers(contenders, broker, locks)
+    try:
+        yield all_of_them
+    finally:
+        all_of_them.stop()
+
+
+def wait_for(condition: Any, what: str, timeout_s: float, pause_s: float = 0.001) -> None:
+    _wait_until(condition, what, timeout_s, pause_s)
+
+
+def _wait_until(
+    condition: Any, what: str, timeout_s: float = START_S, pause_s: float = 0.02
+) -> None:
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"{what} was not there within {timeout_s:g} s")
+        time.sleep(pause_s)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,55 @@
+"""How much is measured: in full, for a quick look, and for the test of the harness itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rounds: int = 400  # of single calls
+    many: int = 10_000  # calls in one apply_many or group
+    many_rounds: int = 3
+    results: int = 150  # calls whose result is waited for
+    queued: int = 1_000  # messages in a queue before a worker gets it
+    queue_rounds: int = 5
+    locks: int = 100_000  # over which a lock's bytes are told
+    rival_locks: int = 3_000
+    held: int = 10_000  # locks that one worker renews
+    renewals: int = 7
+    growth: tuple[int, ...] = (0, 10_000, 100_000, 1_000_000)
+    growth_rounds: int = 10
+    growth_calls: int = 60  # of each kind in a round
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    rounds=100,
+    many=1_000,
+    many_rounds=2,
+    results=30,
+    queued=200,
+    queue_rounds=2,
+    locks=20_000,
+    rival_locks=1_000,
+    held=2_000,
+    renewals=3,
+    growth=(0, 20_000),
+    growth_rounds=4,
+    growth_calls=20,
+)
+TINY = Sizes(
+    rounds=5,
+    many=20,
+    many_rounds=1,
+    results=3,
+    queued=10,
+    queue_rounds=1,
+    locks=500,
+    rival_locks=50,
+    held=50,
+    renewals=2,
+    growth=(0, 500),
+    growth_rounds=2,
+    growth_calls=3,
+)

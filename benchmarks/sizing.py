@@ -1,0 +1,92 @@
+"""What a fleet needs, worked out from the costs that a run has measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.contenders import OURS, PLAIN
+from benchmarks.report import table
+
+RATES = (10, 1_000, 100_000)
+#: How long a message waits in the examples, and how much of a Redis core one would use.
+WAITS_S, FULL = 60, 0.5
+#: Share of calls that are duplicates in the examples.
+DUPLICATES = 0.2
+
+
+def sections(document: dict[str, Any]) -> dict[str, str]:
+    results = document["results"]
+    if not {"server", "memory", "renewal", "new", "duplicate", "worker"} <= results.keys():
+        return {}
+    return {"costs": _costs(results), "expect": _expect(results)}
+
+
+def _costs(results: dict[str, Any]) -> str:
+    life, acts = results["server"]["life"], results["server"]["acts"]
+    renewal = results["renewal"]
+    per_lock = 1000 / renewal["held"]
+    rows = [
+        (
+            "N",
+            "a caller's time for a new call, added",
+            f"{results['new'][OURS]['added_us']:.0f} us",
+        ),
+        (
+            "D",
+            "a caller's time for a duplicate",
+            f"{results['duplicate'][OURS]['median_us']:.0f} us",
+        ),
+        ("W", "of a worker's tasks a second, what is left", f"{_worker_share(results):.2f}"),
+        ("L", "Redis, processor, a task's whole life", f"{life['server_cpu_us']:.0f} us"),
+        ("d", "Redis, processor, a duplicate", f"{acts['duplicate']['server_cpu_us']:.0f} us"),
+        (
+            "B",
+            "Redis, bytes in and out, a whole life",
+            f"{life['bytes_in'] + life['bytes_out']:,.0f}",
+        ),
+        (
+            "M",
+            "Redis, memory of a waiting lock",
+            f"{results['memory']['bytes']['waiting']:.0f} bytes",
+        ),
+        (
+            "A",
+            "Redis, memory of an active lock",
+            f"{results['memory']['bytes']['active']:.0f} bytes",
+        ),
+        ("R", "Redis, processor, one renewal", f"{renewal['server_cpu_ms'] * per_lock:.0f} us"),
+    ]
+    return table(("", "measured", "each"), rows)
+
+
+def _worker_share(results: dict[str, Any]) -> float:
+    rates = results["worker"]["throughput"]
+    return float(rates[OURS]["median_per_s"] / rates[PLAIN]["median_per_s"])
+
+
+def _expect(results: dict[str, Any]) -> str:
+    rows = []
+    life, acts = results["server"]["life"], results["server"]["acts"]
+    for rate in RATES:
+        admitted, refused = rate * (1 - DUPLICATES), rate * DUPLICATES
+        cores = (
+            admitted * life["server_cpu_us"] + refused * acts["duplicate"]["server_cpu_us"]
+        ) / 1e6
+        network = admitted * (life["bytes_in"] + life["bytes_out"]) / 1e6
+        memory = admitted * WAITS_S * results["memory"]["bytes"]["waiting"] / 1e6
+        callers = rate * results["new"][OURS]["added_us"] / 1e6
+        rows.append(
+            (
+                f"{rate:,}",
+                f"{cores:.2%}" if cores < 1 else f"{cores:.1f} cores",
+                str(max(1, -int(-cores // FULL))),
+                f"{network:,.2f} MB/s",
+                f"{memory:,.1f} MB",
+                f"{callers:.2%}" if callers < 1 else f"{callers:.1f} cores",
+            )
+        )
+    head = (
+        *("unique calls a second", "Redis, processor", "Redis nodes at half load"),
+        *("network", "memory of locks", "callers, together, at most"),
+    )
+    return table(head, rows)

@@ -1,0 +1,31 @@
+"""No figure of the page on costs is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from benchmarks import docs, report, sizing
+from benchmarks.plot import svg
+
+
+def document() -> dict:
+    return json.loads(docs.LATEST.read_text())
+
+
+def test_the_page_shows_the_figures_of_the_latest_run():
+    page = docs.PAGE.read_text()
+
+    assert docs.filled(page, document()) == page, "run make bench-docs"
+    assert docs.PICTURE.read_text() == svg(document()["results"]), "run make bench-docs"
+
+
+def test_the_page_shows_every_part_of_the_run():
+    shown = set(re.findall(r"<!-- bench:(\w+) -->", docs.PAGE.read_text()))
+
+    assert shown == report.sections(document()).keys() | sizing.sections(document()).keys()
+
+
+def test_the_run_was_a_full_one_with_everybody_in_it():
+    assert document()["sizes_name"] == "full"
+    assert document()["missing"] == []

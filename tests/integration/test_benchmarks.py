@@ -1,0 +1,113 @@
+"""The benchmark measures what it says, on the smallest numbers: no speed is asserted here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report, sizing
+from benchmarks.contenders import OURS, PLAIN
+from benchmarks.goals import goals
+from benchmarks.measuring import interleaved, ratio_of_rounds
+from benchmarks.plot import svg
+from benchmarks.stage import FLOOR
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    path = tmp_path_factory.mktemp("bench") / "latest.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--tiny", "--json", str(path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "celery-once is not installed and is left out" in done.stderr
+    document = json.loads(path.read_text())
+    for text in report.sections(document).values():
+        assert text in done.stdout
+    return document
+
+
+def test_every_part_has_figures_of_ours_and_of_plain_celery(run):
+    results = run["results"]
+
+    assert {FLOOR, PLAIN, OURS} <= results["new"].keys()
+    assert {FLOOR, OURS} <= results["duplicate"].keys()
+    assert results["worker"]["throughput"][OURS]["median_per_s"] > 0
+    assert results["worker"]["call_to_result"][OURS]["samples"] == 3
+    assert f"{OURS}: apply_many" in results["many"]["ways"]
+    assert results["growth"]["figures"].keys() >= {"new call", "duplicate call", "start and finish"}
+    assert results["renewal"]["held"] == 50
+
+
+def test_commands_for_a_call_are_as_few_as_promised(run):
+    # A new call asks once, and confirms without waiting.
+    assert run["results"]["commands"][OURS] == {"new": 2, "duplicate": 1}
+
+
+def test_goals_are_told_with_what_was_measured_and_a_verdict(run):
+    by_text = {goal["goal"]: goal for goal in run["goals"]}
+
+    assert by_text["a duplicate takes, in floors"]["measured"] > 0
+    # Nobody to compare with was installed: said, and not passed in silence.
+    assert by_text["a duplicate takes, of the best rival's"]["verdict"] == "not measured"
+    assert all(goal["verdict"] in ("pass", "miss", "not measured") for goal in run["goals"])
+
+
+def test_the_documentation_can_be_made_of_it(run):
+    assert {"costs", "expect"} <= sizing.sections(run).keys()
+    assert svg(run["results"]).count("<rect") == 4
+
+
+def test_a_goal_that_is_missed_is_a_miss():
+    results = {
+        "duplicate": {
+            FLOOR: {"median_us": 100},
+            OURS: {"median_us": 260},
+            "celery-once": {"median_us": 300},
+        }
+    }
+
+    verdicts = {goal.text: goal.verdict for goal in goals(results)}
+
+    assert verdicts["a duplicate takes, in floors"] == "miss"
+    assert verdicts["a duplicate takes, of the best rival's"] == "miss"
+    assert verdicts["a new call adds, in floors"] == "not measured"
+
+
+def test_check_exits_with_an_error_on_a_goal_that_is_not_met():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--tiny", "--check", "--only", "key", "--json", "-"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "not measured" in done.stdout
+
+
+def test_every_contender_takes_its_turn_in_every_round():
+    seen: list[str] = []
+
+    interleaved(4, {"a": lambda _: seen.append("a"), "b": lambda _: seen.append("b")}, warm_up=0)
+
+    assert all(set(seen[n : n + 2]) == {"a", "b"} for n in range(0, 8, 2))
+
+
+def test_the_interval_holds_the_ratio():
+    ratio = ratio_of_rounds([2.0, 2.2, 1.9, 2.1], [1.0, 1.0, 1.0, 1.0])
+
+    assert ratio.low <= ratio.value <= ratio.high
+    assert ratio.value == pytest.approx(2.05)
