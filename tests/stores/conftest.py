@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.kit import PostgresServer
+from tests.kit import MariaDBServer, PostgresServer, TlsRedisServer
 from tests.stores.factories import fresh_key
 
 _namespaces = itertools.count()
@@ -20,7 +22,13 @@ STORES = [
     pytest.param("shared_postgres_url", id="postgresql", marks=pytest.mark.server),
     pytest.param("redis_url", id="redis", marks=pytest.mark.server),
     pytest.param("valkey_url", id="valkey", marks=pytest.mark.server),
+    pytest.param("cluster_url", id="cluster", marks=pytest.mark.server),
+    pytest.param("sentinel_url", id="sentinel", marks=pytest.mark.server),
+    pytest.param("tls_url", id="tls", marks=pytest.mark.server),
+    pytest.param("shared_mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 
 
 # A database for each test would take longer than the tests: they share one, and each store
@@ -35,6 +43,20 @@ def shared_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def shared_postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.fresh_url()
+
+
+@pytest.fixture(scope="session")
+def shared_mariadb_url(mariadb_server: MariaDBServer) -> str:
+    return mariadb_server.fresh_url()
+
+
+@pytest.fixture(scope="session")
+def tls_url(tls_redis_server: TlsRedisServer) -> str:
+    """TLS with a client's certificate, and a user with the documented permissions alone."""
+    [command] = re.findall(r"(?m)^ACL SETUSER locks .*$", PAGE.read_text())
+    with tls_redis_server.client() as admin:
+        admin.execute_command(*command.split())
+    return tls_redis_server.url_for("locks:PASSWORD")
 
 
 @pytest.fixture(params=STORES)

@@ -29,6 +29,9 @@ class Dialect:
     begin: str  # begins a transaction in which nobody else changes the row ...
     lock_row: str  # ... once this was appended to a SELECT of it; empty: not needed
     skip_locked: str  # after the SELECT of rows to delete
+    quote: str = '"'  # around the name of a table
+    text: str = "TEXT"  # a type without a limit that a record could reach
+    index_in_table: bool = False  # declared there, since CREATE INDEX cannot say IF NOT EXISTS
 
 
 POSTGRESQL = Dialect(
@@ -51,4 +54,18 @@ SQLITE = Dialect(
     skip_locked="",
 )
 
-DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
+#: utf8mb4_bin: two keys that differ in case alone are two keys. MySQL's TEXT ends at 64 kB.
+MYSQL = Dialect(
+    name="mysql",
+    clock="",  # see mysql_statements
+    find="instr",
+    table_suffix=" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    begin="BEGIN",
+    lock_row="FOR UPDATE",
+    skip_locked="",
+    quote="`",
+    text="LONGTEXT",
+    index_in_table=True,
+)
+
+DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE, MYSQL)}

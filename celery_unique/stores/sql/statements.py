@@ -25,7 +25,7 @@ class Statements:
 
     def __init__(self, dialect: Dialect, table: str) -> None:
         self._dialect = dialect
-        self._table = ".".join(f'"{part}"' for part in table.split("."))
+        self._table = ".".join(f"{dialect.quote}{part}{dialect.quote}" for part in table.split("."))
         self._index = table.rpartition(".")[2] + "_expires"
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
@@ -40,12 +40,15 @@ class Statements:
 
     def ddl(self) -> list[str]:
         """What creates the table, for people without the rights to let us do it."""
-        return [
+        index = f"{self._dialect.quote}{self._index}{self._dialect.quote}"
+        columns = "(namespace, expires_at)"
+        in_table = f",\n    INDEX {index} {columns}" if self._dialect.index_in_table else ""
+        table = [
             f"""\
 CREATE TABLE IF NOT EXISTS {self._table} (
     namespace      VARCHAR(100) NOT NULL,
     lock_key       VARCHAR(255) NOT NULL,
-    record         TEXT         NOT NULL,
+    record         {self._dialect.text:<12} NOT NULL,
     token          BIGINT       NOT NULL,
     revision       BIGINT       NOT NULL,
     expires_at     BIGINT       NOT NULL,
@@ -55,10 +58,12 @@ CREATE TABLE IF NOT EXISTS {self._table} (
     holder_since   BIGINT       NOT NULL,
     holder_until   BIGINT       NOT NULL,
     schema_version SMALLINT     NOT NULL DEFAULT {TABLE_VERSION},
-    PRIMARY KEY (namespace, lock_key)
-){self._dialect.table_suffix}""",
-            f'CREATE INDEX IF NOT EXISTS "{self._index}" ON {self._table} (namespace, expires_at)',
+    PRIMARY KEY (namespace, lock_key){in_table}
+){self._dialect.table_suffix}"""
         ]
+        if in_table:
+            return table
+        return [*table, f"CREATE INDEX IF NOT EXISTS {index} ON {self._table} {columns}"]
 
     def _clock(self) -> str:
         return f"(SELECT {self._dialect.clock} + CAST(:offset_us AS BIGINT) AS us)"

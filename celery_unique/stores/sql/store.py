@@ -22,12 +22,14 @@ from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
 from .dialects import DIALECTS
+from .mysql_statements import MySqlStatements
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
 from .statements import Statements
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
+    from sqlalchemy.engine import CursorResult
 
 Reply = TypeVar("Reply")
 
@@ -35,7 +37,7 @@ NO_LIMIT = 2**62
 
 
 class SqlStore(RecordedStore):
-    """One table on SQLite or PostgreSQL."""
+    """One table on SQLite, PostgreSQL, MariaDB or MySQL."""
 
     guarantee: Guarantee = "strong"
     mechanism = (
@@ -46,7 +48,8 @@ class SqlStore(RecordedStore):
         self.clock_offset_ms = 0
         self._options = options
         dialect = DIALECTS[options.url.get_backend_name()]
-        self._statements = Statements(dialect, options.table)
+        statements = MySqlStatements if dialect.name == "mysql" else Statements
+        self._statements = statements(dialect, options.table)
         self._database = Database(options, self._statements.ddl())
         self._one_way = OneWay(options.timeout_s)
 
@@ -88,6 +91,10 @@ class SqlStore(RecordedStore):
         return self._database.run(acquire_the_rest)
 
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
+        if not session.answers_inserts:  # MySQL: as any other act, a read and a write
+            return self._swap(
+                session, key, lambda record, us: acts.acquire(record, claim, us // 1000)
+            )
         values = {
             "record": fresh_record(claim),
             "grace_ms": claim.grace_ms,
@@ -228,11 +235,9 @@ class SqlStore(RecordedStore):
 
     def sweep(self, batch: int = 500) -> int:
         values = self._values() | {"batch": batch}
-        # Counted by its rows: Python's sqlite3 has no rowcount for a statement that begins WITH.
-        swept = self._database.run(
-            lambda session: session.execute(self._statements.sweep, values).all()
+        return self._database.run(
+            lambda session: _count(session.execute(self._statements.sweep, values))
         )
-        return len(swept)
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
@@ -246,6 +251,11 @@ def _alive(row: Row) -> Record:
     record = row.load()
     record.purge(row.now)
     return record
+
+
+def _count(swept: CursorResult[Any]) -> int:
+    # By its rows where it has some: Python's sqlite3 has no rowcount for what begins WITH.
+    return len(swept.all()) if swept.returns_rows else swept.rowcount
 
 
 def _new_revision() -> int:
