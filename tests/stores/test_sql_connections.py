@@ -40,6 +40,7 @@ SLACK = 0.7
 DATABASES = [
     pytest.param("sqlite_url", id="sqlite"),
     pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+    pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
 
 

@@ -27,6 +27,10 @@ class Connecting(Protocol):
 
     timeout_s: float
 
+    @property
+    def epoch(self) -> int:
+        """Another number once connections made before must not be used any more."""
+
     def connect(self, deadline: float) -> Connection: ...
 
     def unavailable(self, error: Exception) -> StoreUnavailable: ...
@@ -57,6 +61,7 @@ class OneWay:
         self._connection: Connection | None = None
         self._mutex = threading.Lock()
         self._unflushed = False
+        self._epoch = 0
         _senders.add(self)
 
     def send(self, command: Command) -> None:
@@ -107,7 +112,7 @@ class OneWay:
 
     def _open(self, deadline: float) -> Connection:
         connection = self._connection
-        if connection is None:
+        if connection is None or self._epoch != self._connections.epoch:
             return self._connect(deadline)
         try:
             # A server that went away has closed the connection: noticed here, since writing
@@ -122,6 +127,7 @@ class OneWay:
     def _connect(self, deadline: float) -> Connection:
         self._drop()
         connection = self._connections.connect(deadline)
+        self._epoch = self._connections.epoch
         connection.send_packed_command(connection.pack_command("CLIENT", "REPLY", "OFF"))
         self._connection = connection
         return connection

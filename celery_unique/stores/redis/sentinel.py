@@ -24,6 +24,9 @@ from .store import RedisStore
 NOT_NOW = (ReadOnlyError, MasterDownError)
 NOT_NOW_IN_TEXT = ("READONLY", "NOREPLICAS", "MASTERDOWN")
 
+#: How often the sentinels are asked while all goes well.
+ASK_EVERY_S = 1.0
+
 
 class SentinelStore(RedisStore):
     """As on one Redis, but for what is lost when another server takes the primary's place."""
@@ -108,7 +111,10 @@ class SentinelConnections(MovingConnections):
         # The one that answered last is asked first.
         self._sentinels = [Connections(address, timeout_s) for address in servers.sentinels]
         self._primary: Connections | None = None
-        self._last_known = ""
+        self._place: tuple[str, int] | None = None  # of the primary that was known last
+        self._asked_at = 0.0
+        #: Another number after each fail-over: connections from before lead to the old primary.
+        self.epoch = 0
 
     def places(
         self, asked: Sequence[Asked], deadline: float
@@ -156,13 +162,32 @@ class SentinelConnections(MovingConnections):
     def _find(self, deadline: float) -> Connections:
         primary = self._primary
         if primary is None:
-            host, port = self._ask_sentinels(deadline)
-            address = self._servers.primary.at(host, port)
-            primary = self._primary = _Primary(address, self.timeout_s)
-            place, before = f"{host}:{port}", self._last_known
-            self._last_known = place
-            if before not in ("", place):
-                self.failovers.notice(before, place)
+            return self._use(self._ask_sentinels(deadline))
+        if monotonic() >= self._asked_at + ASK_EVERY_S:
+            return self._look_again(primary, deadline)
+        return primary
+
+    def _look_again(self, primary: Connections, deadline: float) -> Connections:
+        """Whether it still is the primary. After a planned fail-over the old one goes on for
+        seconds as if nothing had happened, and all that it is told is lost."""
+        self._asked_at = monotonic()  # first, so that one thread asks and the others go on
+        try:
+            place = self._ask(self._sentinels[0], min(deadline, monotonic() + self.timeout_s / 8))
+        except (RedisError, OSError):
+            return primary  # it answers, and nobody says otherwise
+        if place == self._place:
+            return primary
+        primary.close()
+        return self._use(place)
+
+    def _use(self, place: tuple[str, int]) -> Connections:
+        before, self._place = self._place, place
+        self._asked_at = monotonic()
+        address = self._servers.primary.at(*place)
+        primary = self._primary = _Primary(address, self.timeout_s)
+        if before is not None and before != place:
+            self.epoch += 1
+            self.failovers.notice("{}:{}".format(*before), "{}:{}".format(*place))
         return primary
 
     def _ask_sentinels(self, deadline: float) -> tuple[str, int]:
