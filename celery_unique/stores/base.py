@@ -17,9 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from .following import Follower
 from .record import Record, State, TaskEntry
 
 Guarantee = Literal["strong", "best-effort"]
+
+#: How many orphans one reply tells of.
+ORPHANS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ class Claim:
     #: The same publish attempt asks again (its first answer was lost or is old).
     #: A *new* call that brings the holder's own id is a duplicate instead.
     again: bool = False
+    #: The call's whole message, opaque here. Not empty: instead of being told ``duplicate`` the
+    #: call is attached to the holder as its follower.
+    join: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,16 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """``created``; or ``duplicate`` / ``rejected`` with the holder.
+    """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` with the holder.
 
     A created task may stand in for others (``replaced``, in limbo until it is published),
     or wait for an active one to end (``after``). Its message must carry its ETA.
+
+    ``joined``: the call follows the holder now, or did so already. ``ended``: it would, but the
+    holder's result is there to be read already, so nothing was attached.
     """
 
-    outcome: Literal["created", "duplicate", "rejected"]
+    outcome: Literal["created", "duplicate", "rejected", "joined", "ended"]
     holder: Holder | None = None
     now: int = 0  # the store's clock when it answered
     replaced: tuple[str, ...] = ()
@@ -120,6 +130,9 @@ class Finish:
     retention_ms: int  # how long an ended task without a window is kept
     mark_ms: int  # how long a done mark stays: the queue lease of the message
     settle_later: bool = False  # not acknowledged yet, or the message may exist twice
+    #: How long this delivery is believed alive while it completes followers; its own delivery
+    #: lease if that is longer. A task that never started has none.
+    run_lease_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,23 @@ class Finished:
     verdict: Literal["ended", "not_yours"]
     settle: bool = False
     duplicates: int = 0
+    followers: bool = False  # somebody follows the task; it is ``ending`` until settle
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A follower that nobody will complete, unless whoever reaped it does."""
+
+    follower_id: str
+    holder: str
+    message: str
+    promoted: bool = False  # its message may never have been published: see ``promote``
+    #: What is known of the holder: ``revoked``, ``superseded``, ``withdrawn``, ``done``, or
+    #: empty (it died, or it ended and left no trace).
+    fate: str = ""
+
+
+Promotion = Literal["publish", "follows", "gone"]
 
 
 class LockStore(Protocol):
@@ -187,9 +217,44 @@ class LockStore(Protocol):
     def forget(self, key: str, task_id: str) -> None:
         """One way: the message that a mark was waiting for was reached and dropped."""
 
+    # -- followers -----------------------------------------------------------
+    def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
+        """Who follows this task (or any task of the key), oldest first. Reads only."""
+
+    def complete_follower(self, key: str, follower_id: str) -> None:
+        """The follower has its result: forget it. Absent: no effect."""
+
+    def due(self, limit: int = 20) -> list[str]:
+        """Keys whose followers should be looked after now, those that wait longest first.
+
+        Its cost depends on what is due, never on how many locks there are.
+        """
+
+    def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
+        """Claim the key's orphans for one reaper: those that are promoted first, then oldest first.
+
+        A follower is an orphan when its holder neither lives nor is being settled by a living
+        delivery, and a promoted one when its grace has passed unconfirmed. While another's
+        claim lasts there are none. At most ``ORPHANS_AT_ONCE``: the same reaper may ask again.
+        """
+
+    def promote(
+        self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
+    ) -> Promotion:
+        """What becomes of an orphan whose holder left no result.
+
+        ``follows``: another task of the key lives, and all orphans of that holder follow it (a
+        promoted one waits again, and its id is marked done). ``publish``: it is a pending task
+        under its own id now, which the other orphans of its holder follow; publish its message
+        and confirm it. ``gone``: it is no orphan any more, or another reaper's.
+        """
+
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
-        """The record as it stands, without what has lapsed, and the store's clock."""
+        """The record as it stands, without what has lapsed, and the store's clock.
+
+        Of followers it tells how many there are (``record.following``), not who.
+        """
 
     def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
         """Every key with its record, in batches; for people, never on a hot path."""

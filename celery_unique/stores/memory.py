@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from typing import TypeVar
 
 from .base import Guarantee
@@ -30,6 +31,7 @@ class MemoryStore(RecordedStore):
     def __init__(self) -> None:
         self.clock_offset_ms = 0
         self._records: dict[str, Record] = {}
+        self._due: dict[str, int] = {}  # when to look after each key that has followers
         self._mutex = threading.Lock()
         _stores.add(self)
 
@@ -52,12 +54,22 @@ class MemoryStore(RecordedStore):
                 self._records[key] = record
             else:
                 self._records.pop(key, None)
+            if record.following is not None:
+                self._due[key] = record.following.due_at
+            else:
+                self._due.pop(key, None)
             return reply
+
+    def due(self, limit: int = 20) -> list[str]:
+        with self._mutex:
+            now = self._now_us() // 1000
+            due = [key for key, due_at in self._due.items() if due_at <= now]
+            return sorted(due, key=lambda key: self._due[key])[:limit]
 
     def read(self, key: str) -> tuple[Record, int]:
         with self._mutex:
             now = self._now_us() // 1000
-            record = deepcopy(self._records.get(key) or Record())
+            record = deepcopy(replace(self._records.get(key) or Record(), followers={}))
         record.purge(now)
         return record, now
 
@@ -73,6 +85,7 @@ class MemoryStore(RecordedStore):
             lapsed = [k for k, r in self._records.items() if r.latest_deadline() <= now][:batch]
             for key in lapsed:
                 del self._records[key]
+                self._due.pop(key, None)
             return len(lapsed)
 
     def ping(self) -> None:

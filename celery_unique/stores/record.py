@@ -1,4 +1,4 @@
-"""The record of one key: the tasks that hold it and the marks they left.
+"""The record of one key: the tasks that hold it, the marks they left, and who follows them.
 
 A key holds several tasks at once, not one holder: states with gaps, a passed
 window and a lapsed lease all admit a second task while the first still lives.
@@ -11,9 +11,12 @@ Times are milliseconds of the store's clock; tokens are microseconds.
 from __future__ import annotations
 
 import json
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from .following import KEPT_MS, Following, Joined
 
 #: Version of the packed form. It is the first element of every packed task, so
 #: that two releases of the library can share a store while one is rolled out.
@@ -176,9 +179,13 @@ class Record:
     token: int = 0
     tasks: dict[str, TaskEntry] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
+    following: Following | None = None
+    #: The followers themselves, of whom ``following`` is the summary. Only in an act: a record
+    #: that was read has the summary alone, for they may be many.
+    followers: MutableMapping[str, Joined] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.marks)
+        return bool(self.tasks or self.marks or self.following)
 
     def purge(self, now: int) -> None:
         """Forget what has lapsed: to every act, lapsed and absent are the same."""
@@ -191,23 +198,32 @@ class Record:
                 task.by = lapsed[task.by]
         for task_id in [i for i, mark in self.marks.items() if mark.until <= now]:
             del self.marks[task_id]
+        if self.following is not None and self.following.due_at + KEPT_MS <= now:
+            self.following = None
+            self.followers.clear()
 
     def latest_deadline(self) -> int:
         deadlines = [task.lease for task in self.tasks.values()]
         deadlines += [mark.until for mark in self.marks.values()]
+        if self.following is not None:
+            deadlines.append(self.following.due_at + KEPT_MS)
         return max(deadlines, default=0)
 
     def dumps(self) -> str:
         document: dict[str, Any] = {"t": {i: t.packed() for i, t in self.tasks.items()}}
         if self.marks:
             document["m"] = {i: mark.packed() for i, mark in self.marks.items()}
+        if self.following is not None:
+            document["f"] = self.following.packed()
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str, token: int = 0) -> Record:
         document = json.loads(text)
+        following = document.get("f")
         return cls(
             token=token,
             tasks={i: TaskEntry.unpacked(values) for i, values in document["t"].items()},
             marks={i: Mark(*values[:3]) for i, values in document.get("m", {}).items()},
+            following=Following.unpacked(following) if following else None,
         )

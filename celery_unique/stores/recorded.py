@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from . import acts
-from .base import Acquired, Claim, Finish, Finished, Held, Start, Started
+from .base import Acquired, Claim, Finish, Finished, Held, Orphan, Promotion, Start, Started
+from .following import Follower
 from .record import Record
 
 Reply = TypeVar("Reply")
@@ -70,3 +71,22 @@ class RecordedStore(ABC):
 
     def forget(self, key: str, task_id: str) -> None:
         self._act(key, lambda record, us: acts.forget(record, task_id, us // 1000))
+
+    def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
+        return self._act(key, lambda record, us: acts.followers_of(record, holder_id, us // 1000))
+
+    def complete_follower(self, key: str, follower_id: str) -> None:
+        self._act(key, lambda record, us: acts.complete_follower(record, follower_id, us // 1000))
+
+    def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
+        return self._act(key, lambda record, us: acts.reap(record, reaper, claim_ms, us // 1000))
+
+    def promote(
+        self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
+    ) -> Promotion:
+        return self._act(
+            key,
+            lambda record, us: acts.promote(
+                record, follower_id, reaper, grace_ms, mark_ms, us // 1000
+            ),
+        )

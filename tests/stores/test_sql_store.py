@@ -444,7 +444,9 @@ def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
 
 def test_the_table_can_be_made_by_hand(sql_url: str, key: str) -> None:
     store = SqlStore.from_url(sql_url, create_table=False, table="locks")
-    with pytest.raises(StoreUnavailable, match=r"table locks must exist.*create_tables\(\)"):
+    with pytest.raises(
+        StoreUnavailable, match=r"tables locks and locks_followers must exist.*create_tables\(\)"
+    ):
         store.acquire(key, claim("task"))
 
     engine = create_engine(sql_url)

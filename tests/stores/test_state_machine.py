@@ -240,7 +240,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 #: Histories, and acts in each.
-BUDGET = {"memory": (150, 40), "sqlite": (80, 30)}
+BUDGET = {"memory": (150, 40), "sqlite": (80, 30), "sentinel": (15, 30), "tls": (15, 30)}
 SERVER_BUDGET = (100, 40)
 
 

@@ -11,17 +11,23 @@ milliseconds. It first forgets what has lapsed, then changes the record in place
 from __future__ import annotations
 
 from .admitting import acquire
+from .following import complete_follower, followers_of
+from .orphans import promote, reap
 from .publishing import cancel, confirm, give_back, help_holder, release
 from .running import finish, forget, renew, retry, settle, start
 
 __all__ = [
     "acquire",
     "cancel",
+    "complete_follower",
     "confirm",
     "finish",
+    "followers_of",
     "forget",
     "give_back",
     "help_holder",
+    "promote",
+    "reap",
     "release",
     "renew",
     "retry",

@@ -7,6 +7,7 @@ from typing import Literal
 from celery_unique.stores.base import Acquired, Claim, holder_of
 from celery_unique.stores.record import Record, TaskEntry
 
+from .following import attach, attached_to, look_after, stop_following
 from .limbo import in_limbo, stands_in_for
 
 REPLACING = ("replace", "replace_except_schedule")
@@ -14,6 +15,9 @@ REPLACING = ("replace", "replace_except_schedule")
 
 def acquire(record: Record, claim: Claim, now: int) -> Acquired:
     record.purge(now)
+    joined_to = attached_to(record, claim.task_id, now) if claim.join else ""
+    if joined_to:
+        return Acquired("joined", holder_of(joined_to, record.tasks[joined_to], now), now)
     if claim.again and _goes_on(record, claim, now):
         return _created(record, claim, now)
     own = record.tasks.get(claim.task_id)
@@ -55,9 +59,21 @@ def _conflict(record: Record, claim: Claim, holder: str, now: int) -> Acquired:
     task = record.tasks[holder]
     task.duplicates += 1
     task.last_duplicate_at = now
-    tolerant = claim.on_conflict in ("ignore", "rerun")
-    outcome: Literal["rejected", "duplicate"] = "duplicate" if tolerant else "rejected"
+    outcome = _outcome(claim, holder, task)
+    if outcome == "joined":
+        attach(record, claim, holder, now)
     return Acquired(outcome, holder_of(holder, task, now), now)
+
+
+def _outcome(
+    claim: Claim, holder: str, task: TaskEntry
+) -> Literal["rejected", "duplicate", "joined", "ended"]:
+    if claim.on_conflict not in ("ignore", "rerun"):
+        return "rejected"
+    # Other work behind the same idempotency key has no result for this call.
+    if not claim.join or holder == claim.task_id or task.arguments != claim.arguments:
+        return "duplicate"
+    return "ended" if task.terminal and not task.ending else "joined"
 
 
 def _goes_on(record: Record, claim: Claim, now: int) -> bool:
@@ -148,4 +164,6 @@ def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
     if was_known:
         task.flag("m")
     record.tasks[claim.task_id] = task
+    stop_following(record, claim.task_id, now)
+    look_after(record, now)
     return task

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from celery_unique.stores.record import Mark, Record, TaskEntry
 
+from .following import follow_instead
+
 
 def in_limbo(record: Record, task: TaskEntry) -> bool:
     """Whether a replacement that is not published yet stands in for the task: it blocks
@@ -36,6 +38,7 @@ def finalise(record: Record, task_id: str, mark_until: int) -> None:
         if other.state != "r":
             del record.tasks[other_id]
             record.marks[other_id] = Mark("superseded", max(other.lease, mark_until), task_id)
+            follow_instead(record, other_id, task_id)
 
 
 def bring_back(record: Record, task_id: str, lease_until: int) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from celery_unique.stores.record import Mark, Record
 
+from .following import look_after, move, stop_following
 from .limbo import bring_back, finalise, in_limbo
 
 
@@ -21,6 +22,8 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
     task.state = "w"
     task.lease = max(now, task.eta) + lease_ms
     finalise(record, task_id, now + lease_ms)
+    stop_following(record, task_id, now)  # it was promoted: its message is out
+    look_after(record, now)
 
 
 def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
@@ -32,6 +35,7 @@ def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     del record.tasks[task_id]
     # The publish raised, yet it may have landed: the gate must drop that message.
     record.marks[task_id] = Mark("withdrawn", now + mark_ms)
+    look_after(record, now)
     return True
 
 
@@ -58,11 +62,16 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
             return "active"
         bring_back(record, task_id, now + mark_ms)
         del record.tasks[task_id]
+        stop_following(record, task_id, now)
     mark = record.marks.get(task_id)
-    if mark is not None and mark.kind == "done":
+    follows = record.following is not None and task_id in record.followers
+    if follows:
+        move(record, task_id, task_id)  # nobody's follower: whoever looks finds it revoked
+    elif mark is not None and mark.kind == "done":
         return "active"  # it has ended: a second message of it is no revoked task
     until = max(now + mark_ms, mark.until if mark is not None else 0)
     record.marks[task_id] = Mark("revoked", until)
+    look_after(record, now)
     return "cancelled"
 
 
@@ -78,4 +87,6 @@ def release(record: Record, task_id: str | None, now: int) -> int:
             del record.tasks[candidate]
         else:
             task.flag("o")  # it stays: the holder must still be able to finish
+    if count:
+        look_after(record, now)
     return count

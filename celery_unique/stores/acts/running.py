@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_unique.stores.base import Finish, Finished, Held, Start, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
 
+from .following import is_followed, look_after, stop_following
 from .limbo import bring_back, finalise, in_limbo
 
 
@@ -44,6 +45,8 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     task.lease = now + (start.run_lease_ms if lost else start.lease_ms)
     task.token = record.token
     finalise(record, start.task_id, now + start.mark_ms)
+    stop_following(record, start.task_id, now)  # it runs itself
+    look_after(record, now)
     return Started("run", task.token, lost)
 
 
@@ -81,10 +84,13 @@ def renew(record: Record, held: Held, now: int) -> bool:
     if mark is not None:  # beside a kept task too: this message must still meet it
         mark.until = max(mark.until, now + held.lease_ms)
     if task is not None and not task.terminal:
-        if task.state == "p":
+        pending = task.state == "p"
+        task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
+        if pending:
             task.state = "w"  # a message in hand has been published
             finalise(record, held.task_id, now + held.lease_ms)
-        task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
+            stop_following(record, held.task_id, now)
+            look_after(record, now)
     return task is not None or mark is not None
 
 
@@ -101,6 +107,7 @@ def retry(
     task.lease = now + lease_ms
     if copies:
         task.flag("m")
+    look_after(record, now)
 
 
 def finish(record: Record, finish: Finish, now: int) -> Finished:
@@ -108,11 +115,14 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
     task = record.tasks.get(finish.task_id)
     if task is None or not _may_finish(task, finish.delivery):
         return Finished("not_yours")
+    followed = is_followed(record, finish.task_id)
     if task.ending:  # a hard time limit reports twice
-        return Finished("ended", True, task.duplicates)
+        return Finished("ended", True, task.duplicates, followed)
     if task.state == "p":
         _end_limbo(record, finish, now)
-    if finish.settle_later or task.copies:
+        followed = is_followed(record, finish.task_id)
+    stop_following(record, finish.task_id, now)
+    if finish.settle_later or task.copies or followed:
         # Callers see the final state from here on, but the record stays until the
         # result is stored: a redelivery in between must still find it.
         task.state = LETTER_OF[finish.state]
@@ -120,7 +130,10 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
         task.flag("e")
         if task.state in task.keep:  # also if nobody lives to settle it
             task.lease = max(task.lease, _kept_until(task, finish, now))
-        return Finished("ended", True, task.duplicates)
+        if followed:  # nobody else completes them while this delivery is believed alive
+            task.delivery_lease = max(task.delivery_lease, now + finish.run_lease_ms)
+        look_after(record, now)
+        return Finished("ended", True, task.duplicates, followed)
     duplicates = task.duplicates
     _conclude(record, finish, now)
     return Finished("ended", False, duplicates)
@@ -149,6 +162,7 @@ def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
     if mark_done or task.copies:
         record.marks[finish.task_id] = Mark("done", now + finish.mark_ms)
     _conclude(record, finish, now)
+    look_after(record, now)
 
 
 def _conclude(record: Record, finish: Finish, now: int) -> None:

@@ -1,20 +1,30 @@
 -- acquire: admit a call as a pending task, or name the task that blocks it.
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 grace,
 --          6 window or 0, 7 time to the ETA or 0, 8 letters of the final states to keep,
 --          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
 --          window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
---          push back or 0, 14 "1" when the same attempt asks again (times in ms)
+--          push back or 0, 14 its message if it would follow who blocks it, or "",
+--          15 "1" when the same attempt asks again (times in ms)
 -- Returns  now: created, with nothing to add
 --          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created
---          {id, letter of its state, created_at, lease, arguments, now}: blocked by that task
+--          {id, letter of its state, created_at, lease, arguments, now, "joined" when it follows
+--          that task, "ended" when that has ended, else ""}: blocked by that task
 local id, name = ARGV[2], ARGV[3]
 local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local strategy, parent, max_wait = ARGV[11], ARGV[12], tonumber(ARGV[13])
-local again = ARGV[14] == "1"
+local message, again = ARGV[14], ARGV[15] == "1"
 local own, mark = record["t:" .. id], record["m:" .. id]
+
+local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
+local function blocked_by(holder, outcome)
+  local task = record["t:" .. holder]
+  return {holder, shown(task), task[CREATED], task[LEASE], task[ARGUMENTS], now, outcome}
+end
+local joined_to = message ~= "" and holder_of(id)
+if joined_to and orphaned_at(joined_to) > now then return blocked_by(joined_to, "joined") end
 
 local function created()
   local task = record["t:" .. id]
@@ -34,7 +44,6 @@ end
 -- Over already: its mark must stay, or the message of this attempt would run it once more.
 if again and mark and mark[1] ~= "withdrawn" then return now end
 
-local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
 local function blocks(task)
   -- Two messages of one id share one record: its own id always blocks while it lives.
   if task == own and not task[STATE]:find("[cdx]") then return true end
@@ -81,11 +90,18 @@ end
 if itself or final or (newest and not after and not (replaces and not active)) then
   local found = itself and "t:" .. id or final or active or newest
   local holder = record[found]
-  local reply = {found:sub(3), shown(holder), holder[CREATED], holder[LEASE], holder[ARGUMENTS]}
-  reply[6] = now
   holder[DUPLICATES], holder[LAST] = holder[DUPLICATES] + 1, now
   write(found, holder)
-  return reply
+  local tolerant = strategy == "ignore" or strategy == "rerun"
+  -- Other work behind the same idempotency key has no result for this call.
+  local follows = message ~= "" and tolerant and not itself and found ~= "t:" .. id
+    and holder[ARGUMENTS] == arguments
+  if not follows then return blocked_by(found:sub(3), "") end
+  if holder[STATE]:find("[cdx]") and not holder[FLAGS]:find("e") then
+    return blocked_by(found:sub(3), "ended")
+  end
+  attach(id, found:sub(3), {"", now, name, keep, kept > 0 and kept or window, arguments}, message)
+  return blocked_by(found:sub(3), "joined")
 end
 
 if kept == 0 then kept = window end
@@ -107,6 +123,8 @@ local flags = (own or mark) and "m" or ""
 write("t:" .. id, {1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
   after and after:sub(3) or "", arguments, since})
 if mark then write("m:" .. id, nil) end
+stop_following(id)
+look_after()
 for _, field in ipairs(waiting) do
   record[field][BY] = id  -- in limbo until the new one is published
   write(field, record[field])

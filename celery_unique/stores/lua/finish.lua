@@ -1,10 +1,12 @@
 -- finish: the body is over. Only the delivery that started may say so, or anyone when none is
 -- recorded (revoked or expired before the start, or the store was down at the gate).
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
---          6 "1" when settle follows in any case, 7 how long marks stay (times in ms)
--- Returns  {"ended", 1 when settle must follow else 0, duplicates}, {"not_yours"}
+--          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
+--          delivery is believed alive while it completes followers (times in ms)
+-- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
+--          {"not_yours"}
 local field, delivery = "t:" .. ARGV[2], ARGV[3]
 local state, retention, settle_later = ARGV[4], tonumber(ARGV[5]), ARGV[6] == "1"
 local mark_until = now + tonumber(ARGV[7])
@@ -15,20 +17,28 @@ local ending, duplicates = task[FLAGS]:find("e"), task[DUPLICATES]
 local mine = task[DELIVERY] == delivery and (task[STATE] == "r" or ending)
 if task[DELIVERY] == "" then mine = not task[STATE]:find("[cdx]") end
 if not mine then return {"not_yours"} end
-if ending then return {"ended", 1, duplicates} end  -- a hard time limit reports twice
+-- A hard time limit reports twice.
+if ending then return {"ended", 1, duplicates, is_followed(ARGV[2]) and 1 or 0} end
 -- The store never heard that it was published: what it stands in for is over if it ran, else back.
 if task[STATE] == "p" then
   if state == "x" then bring_back(ARGV[2], mark_until) else finalise(ARGV[2], mark_until) end
 end
+local followed = is_followed(ARGV[2])
+stop_following(ARGV[2])
 local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
-if settle_later or task[FLAGS]:find("m") then
+if settle_later or task[FLAGS]:find("m") or followed then
   -- Callers see the final state from here on, but a redelivery before the result is stored
   -- must still find the record.
   task[STATE], task[DELIVERY], task[FLAGS] = state, delivery, task[FLAGS] .. "e"
   -- Kept also if nobody lives to settle it.
   if task[KEEP]:find(state) then task[LEASE] = math.max(task[LEASE], keep_until) end
+  -- Nobody else completes its followers while this delivery is believed alive.
+  if followed then
+    task[DELIVERY_LEASE] = math.max(task[DELIVERY_LEASE], now + tonumber(ARGV[8]))
+  end
   write(field, task)
-  return {"ended", 1, duplicates}
+  look_after()
+  return {"ended", 1, duplicates, followed and 1 or 0}
 end
 if not task[KEEP]:find(state) or keep_until <= now then
   write(field, nil)
@@ -37,4 +47,5 @@ else
   task[FLAGS] = task[FLAGS]:gsub("e", "")
   write(field, task)
 end
-return {"ended", 0, duplicates}
+look_after()
+return {"ended", 0, duplicates, 0}

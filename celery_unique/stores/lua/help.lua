@@ -1,6 +1,6 @@
 -- help: may a duplicate publish a copy of the message under the pending holder's id?
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id of the holder (times in ms)
 -- Returns  "go" (remembered: there may be two messages), "again" (acquire again: the holder is
 --          gone, released or in limbo), "published" (nothing to do)

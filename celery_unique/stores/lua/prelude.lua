@@ -1,21 +1,29 @@
 -- prelude: stands before every act, and reads the record of the key.
 --
--- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token
+-- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token,
+--          and f, while there are followers: when they are due, who looks after them, whom each
+--          group follows and how many it has, who is promoted
+-- KEYS[2]  the followers, while there are any: a hash with a field per id
+-- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
 -- ARGV[1]  clock offset in ms
 -- Gives    now and stored (the fields in order), record (field -> values, without what has
---          lapsed), write, in_limbo, stands_in_for, finalise, bring_back; the places of a task's values by name
+--          lapsed), following, write, expire, in_limbo, stands_in_for, finalise, bring_back; the places of a task's values by name
 local STATE, CREATED, LEASE, WINDOW_ENDS, ETA, KEEP, DUPLICATES, LAST = 2, 3, 4, 6, 7, 8, 9, 10
 local DELIVERY, DELIVERY_LEASE, TOKEN, FLAGS, BY, AFTER, ARGUMENTS = 11, 12, 13, 14, 15, 16, 17
 local SINCE = 18
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0}
+local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
 local key, offset = KEYS[1], tonumber(ARGV[1])
 local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
 local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
+local following
 
 -- A mark has less than four values. A task's empty values at the end are not stored.
 for i = 1, #stored, 2 do
   local values = stored[i] ~= "token" and cjson.decode(stored[i + 1])
-  if values and (values[LEASE] or values[2]) > now then
+  if stored[i] == "f" then
+    following = values
+  elseif values and (values[LEASE] or values[2]) > now then
     for n = values[LEASE] and #values + 1 or SINCE + 1, SINCE do values[n] = NUMBERS[n] or "" end
     record[stored[i]] = values
   elseif values then
@@ -24,7 +32,15 @@ for i = 1, #stored, 2 do
   end
 end
 
--- Write one entry, or forget it (nil). The record expires with its latest deadline.
+-- The record expires with its latest deadline.
+local function expire()
+  local latest = following and following.d + KEPT or 0
+  for _, each in pairs(record) do latest = math.max(latest, each[LEASE] or each[2]) end
+  if latest == 0 then return redis.call("DEL", key) end
+  return redis.call("PEXPIREAT", key, latest - math.min(offset, 0))
+end
+
+-- Write one entry, or forget it (nil).
 local function write(field, values)
   record[field] = values
   if values then
@@ -33,10 +49,23 @@ local function write(field, values)
     for n = 1, last do packed[n] = values[n] end
     redis.call("HSET", key, field, cjson.encode(packed))
   else redis.call("HDEL", key, field) end
-  local latest = 0
-  for _, each in pairs(record) do latest = math.max(latest, each[LEASE] or each[2]) end
-  if latest == 0 then return redis.call("DEL", key) end
-  return redis.call("PEXPIREAT", key, latest - math.min(offset, 0))
+  return expire()
+end
+
+local function follow_nobody()
+  following = nil
+  redis.call("HDEL", key, "f")
+  redis.call("DEL", KEYS[2])
+  redis.call("ZREM", KEYS[3], key)
+  return expire()
+end
+if following and following.d + KEPT <= now then follow_nobody() end
+
+-- All who followed the one follow the other.
+local function follow_instead(holder, other)
+  for _, group in pairs(following and following.g or {}) do
+    if group[1] == holder then group[1] = other end
+  end
 end
 
 -- A replacement that has lapsed leaves what it stood in for to its own, if any.
@@ -80,6 +109,7 @@ local function finalise(id, mark_until)
     if task[STATE] ~= "r" then
       write("m:" .. over[n], {"superseded", math.max(task[LEASE], mark_until), id})
       write("t:" .. over[n], nil)
+      follow_instead(over[n], id)
     end
   end
 end

@@ -1,6 +1,6 @@
 -- release: an operator lets go of the key's live tasks, or of one of them.
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, or "" for all (times in ms)
 -- Returns  how many were released
 local only = ARGV[2]
@@ -19,4 +19,5 @@ for i = 1, #stored, 2 do
     end
   end
 end
+if count > 0 then look_after() end
 return count

@@ -1,6 +1,6 @@
 -- renew: extend the leases of one message that a worker still holds. Never creates.
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
 --          4 lease, 5 delivery lease (times in ms)
 -- Returns  1 extended, 0 lost: absent, or another delivery's
@@ -26,6 +26,10 @@ if task and not over then
   if pending then task[STATE] = "w" end  -- a message in hand has been published
   task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)
   write("t:" .. id, task)
-  if pending then finalise(id, now + lease) end
+  if pending then
+    finalise(id, now + lease)
+    stop_following(id)
+    look_after()
+  end
 end
 return (task or mark) and 1 or 0

@@ -1,6 +1,6 @@
 -- retry: the task waits for its next try, and the delivery that ran it lets go of it.
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 lease, 5 "1" when there may be two messages
 --          (times in ms)
 -- Returns  1 done, 0 no effect: not active, or another delivery's (one way: nobody reads it)
@@ -12,4 +12,5 @@ if not task or task[STATE] ~= "r" or task[DELIVERY] ~= delivery then return 0 en
 task[STATE], task[LEASE], task[DELIVERY], task[DELIVERY_LEASE] = "t", now + lease, "", 0
 if copies and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
 write(field, task)
+look_after()
 return 1

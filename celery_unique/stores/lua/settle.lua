@@ -1,6 +1,6 @@
 -- settle: result and acknowledgement are done, so the ending task may go.
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms)
 -- Returns  1 settled, 0 no effect: not ending, or another delivery's (one way: nobody reads it)
@@ -18,4 +18,5 @@ else
   task[FLAGS] = task[FLAGS]:gsub("e", "")
   write(field, task)
 end
+look_after()
 return 1

@@ -1,6 +1,6 @@
 -- start: the gate. May this delivery run its body now?
 --
--- KEYS[1]  the record of the key
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 task name, 5 lease, 6 delivery lease;
 --          from the header, for a record that is lost: 7 created_at or 0, 8 window or 0,
 --          9 letters of the final states to keep, 10 arguments; 11 how long the marks of
@@ -48,4 +48,6 @@ task[TOKEN] = string.format("%.0f", token)  -- cjson and tostring keep 14 digits
 redis.call("HSET", key, "token", task[TOKEN])
 write("t:" .. id, task)
 finalise(id, now + mark_for)
+stop_following(id)  -- it runs itself
+look_after()
 return {"run", token, lost}

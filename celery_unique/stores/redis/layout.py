@@ -3,6 +3,10 @@
 ``<key_prefix>cu:{<bucket>}:<key>``, and ``<key_prefix>cu:{<bucket>}@<namespace>:<key>`` with a
 namespace. Its fields: ``t:<id>`` for each task and ``m:<id>`` for each mark, both JSON, and
 ``token`` once a task has started. The braces make the bucket the cluster's hash tag.
+
+While a key has followers its hash has a field ``f``, a second hash ``...cu:{<bucket>}f:<key>``
+holds them, a field for each, and the key is in the bucket's sorted set ``...cu:{<bucket>}due``
+(both with the namespace, if any, after the word).
 """
 
 from __future__ import annotations
@@ -10,25 +14,49 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from typing import NamedTuple
 from urllib.parse import quote
 
+from celery_unique.stores.following import Following
 from celery_unique.stores.record import Mark, Record, TaskEntry
 
 #: Part of the key version: a key, and what later belongs to it, share one cluster slot.
 BUCKETS = 64
 
 
+class Names(NamedTuple):
+    """What a script may touch, in the order of its KEYS."""
+
+    record: str
+    followers: str
+    due: str
+
+
 class Layout:
     def __init__(self, namespace: str, key_prefix: str) -> None:
         self._head = f"{key_prefix}cu:{{"
         # Quoted, so that no namespace can look like another one with a key behind it.
-        self._tail = f"}}@{quote(namespace, safe='/@+')}:" if namespace else "}:"
+        place = f"@{quote(namespace, safe='/@+')}" if namespace else ""
+        self._tail = f"}}{place}:"
+        self._followers_tail = f"}}f{place}:"
+        self._due_tail = f"}}due{place}"
         self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
         #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
         self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
 
     def name_of(self, key: str) -> str:
         return f"{self._head}{bucket_of(key)}{self._tail}{key}"
+
+    def names_of(self, key: str) -> Names:
+        start = f"{self._head}{bucket_of(key)}"
+        return Names(
+            f"{start}{self._tail}{key}",
+            f"{start}{self._followers_tail}{key}",
+            f"{start}{self._due_tail}",
+        )
+
+    def due_sets(self) -> list[str]:
+        return [f"{self._head}{bucket}{self._due_tail}" for bucket in range(BUCKETS)]
 
     def key_of(self, name: str) -> str | None:
         found = self._named.match(name)
@@ -56,6 +84,8 @@ def record_of(fields: list[bytes], now: int) -> Record:
             record.marks[task_id] = Mark(*json.loads(value)[:3])
         elif kind == "token":
             record.token = int(value)
+        elif kind == "f":
+            record.following = Following.unpacked(json.loads(value))
     record.purge(now)
     return record
 

@@ -16,23 +16,31 @@ class Script:
     sha: str
 
 
-def load(name: str) -> Script:
+def load(name: str, *before: str) -> Script:
     """An act behind the prelude, which reads the record for all of them."""
-    text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in ("prelude", name))
+    parts = ("prelude", *before, name)
+    text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts)
     # Comments stay at home: a one-way act is sent whole.
     body = re.sub(rb"(?m)^ *--.*\n", b"", text)
     return Script(body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
 
 
-ACQUIRE = load("acquire")
-CONFIRM = load("confirm")
-GIVE_BACK = load("give_back")
+#: For the acts that change what followers wait for.
+FOLLOWING = "following"
+
+ACQUIRE = load("acquire", FOLLOWING)
+CONFIRM = load("confirm", FOLLOWING)
+GIVE_BACK = load("give_back", FOLLOWING)
 HELP = load("help")
-CANCEL = load("cancel")
-RELEASE = load("release")
-START = load("start")
-RENEW = load("renew")
-RETRY = load("retry")
-FINISH = load("finish")
-SETTLE = load("settle")
+CANCEL = load("cancel", FOLLOWING)
+RELEASE = load("release", FOLLOWING)
+START = load("start", FOLLOWING)
+RENEW = load("renew", FOLLOWING)
+RETRY = load("retry", FOLLOWING)
+FINISH = load("finish", FOLLOWING)
+SETTLE = load("settle", FOLLOWING)
 FORGET = load("forget")
+FOLLOWERS = load("followers", FOLLOWING)
+COMPLETE_FOLLOWER = load("complete_follower", FOLLOWING)
+REAP = load("reap", FOLLOWING)
+PROMOTE = load("promote", FOLLOWING)

@@ -24,6 +24,7 @@ from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 from . import scripts
 from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
+from .following import RedisFollowing
 from .layout import Layout, record_of
 from .one_way import OneWay, Sending
 from .scripts import Script
@@ -32,7 +33,7 @@ from .scripts import Script
 BATCH = 500
 
 
-class RedisStore:
+class RedisStore(RedisFollowing):
     """One hash for each key, changed by scripts only, expiring with its latest deadline."""
 
     guarantee: Guarantee = "strong"
@@ -104,6 +105,7 @@ class RedisStore:
             claim.on_conflict,
             claim.parent,
             claim.max_wait_ms,
+            claim.join,
             _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
         )
 
@@ -168,10 +170,11 @@ class RedisStore:
             finish.retention_ms,
             _flag(finish.settle_later),
             finish.mark_ms,
+            finish.run_lease_ms,
         )
         if verdict == b"not_yours":
             return Finished("not_yours")
-        return Finished("ended", bool(facts[0]), facts[1])
+        return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         self._send(
@@ -242,8 +245,8 @@ class RedisStore:
         return (
             "EVALSHA",
             script.sha,
-            1,
-            self._layout.name_of(key),
+            3,
+            *self._layout.names_of(key),
             self.clock_offset_ms,
             *arguments,
         )
@@ -296,10 +299,12 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
         now, eta, after, *replaced = reply
         ids = tuple(sorted(task_id.decode() for task_id in replaced))
         return Acquired("created", None, now, ids, after.decode(), eta)
-    task_id, letter, created_at, lease, arguments, now = reply
+    task_id, letter, created_at, lease, arguments, now, joined = reply
     holder = Holder(
         task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode()
     )
-    outcome: Literal["rejected", "duplicate"]
+    outcome: Literal["rejected", "duplicate", "joined", "ended"]
     outcome = "duplicate" if claim.on_conflict in ("ignore", "rerun") else "rejected"
+    if joined:
+        outcome = joined.decode()
     return Acquired(outcome, holder, now)

@@ -29,9 +29,9 @@ class Dialect:
     begin: str  # begins a transaction in which nobody else changes the row ...
     lock_row: str  # ... once this was appended to a SELECT of it; empty: not needed
     skip_locked: str  # after the SELECT of rows to delete
+    only_due: str  # after the index on due_at: leaves rows without followers out of it
     quote: str = '"'  # around the name of a table
-    text: str = "TEXT"  # a type without a limit that a record could reach
-    index_in_table: bool = False  # declared there, since CREATE INDEX cannot say IF NOT EXISTS
+    text: str = "TEXT"  # a type without a limit that a record or a message could reach
 
 
 POSTGRESQL = Dialect(
@@ -42,6 +42,7 @@ POSTGRESQL = Dialect(
     begin="BEGIN",
     lock_row="FOR UPDATE",
     skip_locked="FOR UPDATE SKIP LOCKED",
+    only_due=" WHERE due_at IS NOT NULL",
 )
 
 SQLITE = Dialect(
@@ -52,6 +53,7 @@ SQLITE = Dialect(
     begin="BEGIN IMMEDIATE",
     lock_row="",
     skip_locked="",
+    only_due=" WHERE due_at IS NOT NULL",
 )
 
 #: utf8mb4_bin: two keys that differ in case alone are two keys. MySQL's TEXT ends at 64 kB.
@@ -63,9 +65,9 @@ MYSQL = Dialect(
     begin="BEGIN",
     lock_row="FOR UPDATE",
     skip_locked="",
+    only_due="",
     quote="`",
     text="LONGTEXT",
-    index_in_table=True,
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE, MYSQL)}

@@ -20,6 +20,21 @@ _COLUMNS = (
 class MySqlStatements(Statements):
     """``acquire`` needs INSERT .. RETURNING, which MariaDB has from 10.5 on, and MySQL has not."""
 
+    @property
+    def _followers_suffix(self) -> str:  # type: ignore[override]
+        return self._dialect.table_suffix
+
+    def _indexes(self) -> list[str]:
+        return []
+
+    def _indexes_in_table(self) -> str:
+        """CREATE INDEX cannot say IF NOT EXISTS on MySQL, nor leave rows out."""
+        columns = {"expires": "expires_at", "due": "due_at"}
+        return "".join(
+            f",\n    INDEX {self._quoted(f'{self._name}_{name}')} (namespace, {column})"
+            for name, column in columns.items()
+        )
+
     def _acquire(self) -> str:
         us = _US.format("NOW")
         ms = f"({us} DIV 1000)"
@@ -51,9 +66,9 @@ class MySqlStatements(Statements):
     def _insert(self) -> str:
         """No row is changed where there is one already."""
         return f"""
-            INSERT INTO {self._table} ({_COLUMNS})
+            INSERT INTO {self._table} ({_COLUMNS}, due_at)
             VALUES (:namespace, :key, :record, :token, :new_revision, :expires_at, 0, 0,
-                :holder_state, :holder_since, :holder_until)
+                :holder_state, :holder_since, :holder_until, :due_at)
             ON DUPLICATE KEY UPDATE revision = revision"""
 
     def _page(self) -> str:
@@ -67,4 +82,23 @@ class MySqlStatements(Statements):
         return f"""
             DELETE FROM {self._table}
             WHERE namespace = :namespace AND expires_at <= {_US.format("NOW")} DIV 1000
+                AND due_at IS NULL
             ORDER BY expires_at LIMIT :batch"""
+
+    def _due(self) -> str:
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace AND due_at <= {_US.format("NOW")} DIV 1000
+            ORDER BY due_at LIMIT :batch"""
+
+    def _abandoned(self) -> str:
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace AND due_at <= {_US.format("NOW")} DIV 1000 - :kept_ms
+            ORDER BY due_at LIMIT :batch"""
+
+    def _put_follower(self) -> str:
+        return f"""
+            INSERT INTO {self._followers} (namespace, lock_key, follower_id, facts, message)
+            VALUES (:namespace, :key, :follower_id, :facts, :message)
+            ON DUPLICATE KEY UPDATE facts = VALUES(facts), message = VALUES(message)"""

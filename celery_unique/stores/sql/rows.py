@@ -85,7 +85,7 @@ def sure_states(claim: Claim) -> str:
     Where this is too cautious, the rules in ``acts`` decide and one more
     statement is needed; it must never be too bold.
     """
-    if claim.again or claim.on_conflict not in ("ignore", "reject"):
+    if claim.again or claim.join or claim.on_conflict not in ("ignore", "reject"):
         return ""
     # Waiting is scheduled or available by the ETA: sure only where both block.
     waiting = "pw" if "s" in claim.states and "w" in claim.states else ""
@@ -110,6 +110,7 @@ def columns_of(record: Record) -> dict[str, Any]:
         "holder_state": state,
         "holder_since": since,
         "holder_until": until,
+        "due_at": record.following.due_at if record.following is not None else None,
     }
 
 

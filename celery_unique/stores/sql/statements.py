@@ -1,4 +1,4 @@
-"""The SQL of the lock table. Every statement is complete in itself."""
+"""The SQL of the lock table and of its followers. Every statement is complete in itself."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ _SEEN = (
     "held.holder_state, held.holder_since, held.holder_until"
 )
 _THIS = "namespace = :namespace AND lock_key = :key"
+_ONE = f"{_THIS} AND follower_id = :follower_id"
 
 
 class Statements:
     """The statements for one table of one database."""
 
+    _followers_suffix = ""  # after the closing parenthesis of that table
+
     def __init__(self, dialect: Dialect, table: str) -> None:
         self._dialect = dialect
-        self._table = ".".join(f"{dialect.quote}{part}{dialect.quote}" for part in table.split("."))
-        self._index = table.rpartition(".")[2] + "_expires"
+        self._table = self._quoted(table)
+        self._followers = self._quoted(f"{table}_followers")
+        self._name = table.rpartition(".")[2]
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
         self.see = _text(self._see())
@@ -36,14 +40,23 @@ class Statements:
         self.delete = _text(self._delete())
         self.page = _text(self._page())
         self.sweep = _text(self._sweep())
-        self.ping = _text(f"SELECT count(*) FROM {self._table} WHERE 1 = 0")
+        self.due = _text(self._due())
+        self.abandoned = _text(self._abandoned())
+        self.ping = _text(
+            f"SELECT (SELECT count(*) FROM {self._table} WHERE 1 = 0)"
+            f" + (SELECT count(*) FROM {self._followers} WHERE 1 = 0)"
+        )
+        self.follower = _text(f"SELECT facts, message FROM {self._followers} WHERE {_ONE}")
+        self.all_followers = _text(
+            f"SELECT follower_id, facts, message FROM {self._followers} WHERE {_THIS}"
+        )
+        self.put_follower = _text(self._put_follower())
+        self.delete_follower = _text(f"DELETE FROM {self._followers} WHERE {_ONE}")
+        self.delete_followers = _text(f"DELETE FROM {self._followers} WHERE {_THIS}")
 
     def ddl(self) -> list[str]:
-        """What creates the table, for people without the rights to let us do it."""
-        index = f"{self._dialect.quote}{self._index}{self._dialect.quote}"
-        columns = "(namespace, expires_at)"
-        in_table = f",\n    INDEX {index} {columns}" if self._dialect.index_in_table else ""
-        table = [
+        """What creates the tables, for people without the rights to let us do it."""
+        return [
             f"""\
 CREATE TABLE IF NOT EXISTS {self._table} (
     namespace      VARCHAR(100) NOT NULL,
@@ -57,13 +70,39 @@ CREATE TABLE IF NOT EXISTS {self._table} (
     holder_state   CHAR(1)      NOT NULL,
     holder_since   BIGINT       NOT NULL,
     holder_until   BIGINT       NOT NULL,
+    due_at         BIGINT,
     schema_version SMALLINT     NOT NULL DEFAULT {TABLE_VERSION},
-    PRIMARY KEY (namespace, lock_key){in_table}
-){self._dialect.table_suffix}"""
+    PRIMARY KEY (namespace, lock_key){self._indexes_in_table()}
+){self._dialect.table_suffix}""",
+            *self._indexes(),
+            f"""\
+CREATE TABLE IF NOT EXISTS {self._followers} (
+    namespace      VARCHAR(100) NOT NULL,
+    lock_key       VARCHAR(255) NOT NULL,
+    follower_id    VARCHAR(255) NOT NULL,
+    facts          {self._dialect.text:<12} NOT NULL,
+    message        {self._dialect.text:<12} NOT NULL,
+    PRIMARY KEY (namespace, lock_key, follower_id)
+){self._followers_suffix}""",
         ]
-        if in_table:
-            return table
-        return [*table, f"CREATE INDEX IF NOT EXISTS {index} ON {self._table} {columns}"]
+
+    def _indexes(self) -> list[str]:
+        return [
+            self._index("expires", "expires_at"),
+            self._index("due", "due_at") + self._dialect.only_due,
+        ]
+
+    def _index(self, name: str, column: str) -> str:
+        where = f"{self._table} (namespace, {column})"
+        return f'CREATE INDEX IF NOT EXISTS "{self._name}_{name}" ON {where}'
+
+    def _indexes_in_table(self) -> str:
+        """Those that are declared with the table."""
+        return ""
+
+    def _quoted(self, table: str) -> str:
+        quote = self._dialect.quote
+        return ".".join(f"{quote}{part}{quote}" for part in table.split("."))
 
     def _clock(self) -> str:
         return f"(SELECT {self._dialect.clock} + CAST(:offset_us AS BIGINT) AS us)"
@@ -114,9 +153,9 @@ CREATE TABLE IF NOT EXISTS {self._table} (
         return f"""
             INSERT INTO {self._table}
                 (namespace, lock_key, record, token, revision, expires_at, conflicts, conflict_at,
-                 holder_state, holder_since, holder_until)
+                 holder_state, holder_since, holder_until, due_at)
             VALUES (:namespace, :key, :record, :token, :new_revision, :expires_at, 0, 0,
-                :holder_state, :holder_since, :holder_until)
+                :holder_state, :holder_since, :holder_until, :due_at)
             ON CONFLICT (namespace, lock_key) DO NOTHING"""
 
     def _update(self) -> str:
@@ -125,7 +164,7 @@ CREATE TABLE IF NOT EXISTS {self._table} (
             UPDATE {self._table} SET record = :record, token = :token, revision = :new_revision,
                 expires_at = :expires_at, conflicts = conflicts - :folded,
                 holder_state = :holder_state, holder_since = :holder_since,
-                holder_until = :holder_until
+                holder_until = :holder_until, due_at = :due_at
             WHERE {_THIS} AND revision = :revision AND conflicts <= :most_conflicts"""
 
     def _delete(self) -> str:
@@ -144,8 +183,11 @@ CREATE TABLE IF NOT EXISTS {self._table} (
         """Found by the index. MATERIALIZED: else PostgreSQL may look for more than one batch.
 
         The condition is asked again of each row, since it may have come to life meanwhile.
+        A key with followers has rows in the other table too: see ``_abandoned``.
         """
-        lapsed = f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock)"
+        lapsed = (
+            f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock) AND due_at IS NULL"
+        )
         return f"""
             WITH lapsed AS MATERIALIZED (
                 SELECT lock_key FROM {self._table} WHERE namespace = :namespace AND {lapsed}
@@ -153,6 +195,27 @@ CREATE TABLE IF NOT EXISTS {self._table} (
             DELETE FROM {self._table} WHERE namespace = :namespace AND {lapsed}
                 AND lock_key IN (SELECT lock_key FROM lapsed)
             RETURNING lock_key"""
+
+    def _due(self) -> str:
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace AND due_at <= (SELECT us / 1000 FROM {self._clock()} AS c)
+            ORDER BY due_at LIMIT :batch"""
+
+    def _abandoned(self) -> str:
+        """Keys whose followers nobody has looked after for so long that they have lapsed."""
+        return f"""
+            SELECT lock_key FROM {self._table}
+            WHERE namespace = :namespace
+                AND due_at <= (SELECT us / 1000 - :kept_ms FROM {self._clock()} AS c)
+            ORDER BY due_at LIMIT :batch"""
+
+    def _put_follower(self) -> str:
+        return f"""
+            INSERT INTO {self._followers} (namespace, lock_key, follower_id, facts, message)
+            VALUES (:namespace, :key, :follower_id, :facts, :message)
+            ON CONFLICT (namespace, lock_key, follower_id)
+            DO UPDATE SET facts = excluded.facts, message = excluded.message"""
 
 
 def _text(sql: str) -> TextClause:

@@ -4,6 +4,9 @@ The rules of every act are in :mod:`celery_unique.stores.acts`. Here a row is
 read, the act is run on its record, and the record is written back only where
 the row is still the one that was read (compare-and-set on its revision). A new
 key and a plain duplicate, which is nearly every call, take one statement.
+
+Followers have a row each in a second table. An act on a key that has followers, or gets its
+first one, is a transaction in which the key's row is locked.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
+from ..following import KEPT_MS
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
 from .dialects import DIALECTS
+from .followers import FollowerRows
 from .mysql_statements import MySqlStatements
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
@@ -36,12 +41,21 @@ Reply = TypeVar("Reply")
 NO_LIMIT = 2**62
 
 
+class _Overtaken(Exception):
+    """The row was changed since it was seen: undo what was done, and try again."""
+
+
+class _MustBeAlone(Exception):
+    """The act needs the key's row for itself."""
+
+
 class SqlStore(RecordedStore):
-    """One table on SQLite, PostgreSQL, MariaDB or MySQL."""
+    """A table of locks and one of followers, on SQLite, PostgreSQL, MariaDB or MySQL."""
 
     guarantee: Guarantee = "strong"
     mechanism = (
-        "one row a key: INSERT .. ON CONFLICT, and compare-and-set on a revision, in autocommit"
+        "one row a key: INSERT .. ON CONFLICT, and compare-and-set on a revision, in autocommit; "
+        "with followers a transaction"
     )
 
     def __init__(self, options: Options) -> None:
@@ -65,11 +79,11 @@ class SqlStore(RecordedStore):
         return self._options.fingerprint()
 
     def ddl(self) -> str:
-        """The SQL that creates the table and its index."""
+        """The SQL that creates the tables and their indexes."""
         return "".join(f"{statement};\n" for statement in self._statements.ddl())
 
     def create_tables(self) -> None:
-        """Create the table and its index where they are missing."""
+        """Create the tables and their indexes where they are missing."""
         self._database.create_tables()
 
     # -- acquire -------------------------------------------------------------
@@ -93,7 +107,10 @@ class SqlStore(RecordedStore):
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
         if not session.answers_inserts:  # MySQL: as any other act, a read and a write
             return self._swap(
-                session, key, lambda record, us: acts.acquire(record, claim, us // 1000)
+                session,
+                key,
+                lambda record, us: acts.acquire(record, claim, us // 1000),
+                alone=claim.join is not None,
             )
         values = {
             "record": fresh_record(claim),
@@ -111,11 +128,16 @@ class SqlStore(RecordedStore):
             if row.revision == revision:  # ours: it was not there before
                 eta = row.now + claim.delay_ms if claim.delay_ms else 0
                 return Acquired("created", now=row.now, eta=eta)
+            if claim.join:
+                return self._acquire_alone(session, key, claim)
             counted = row.counted(claim)
             record = row.load(row.conflicts - counted)
+            followed = record.following is not None
             reply = acts.acquire(record, claim, row.now)
             if counted and reply.outcome != "created":
                 return reply
+            if followed:
+                return self._acquire_alone(session, key, claim)
             if self._write(session, key, row, record):
                 return reply
             # Somebody changed the row since. Asking again counts this duplicate, if it still is
@@ -128,24 +150,54 @@ class SqlStore(RecordedStore):
     def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
         return self._database.run(lambda session: self._swap(session, key, act))
 
-    def _swap(self, session: Session, key: str, act: Callable[[Record, int], Reply]) -> Reply:
+    def _swap(
+        self,
+        session: Session,
+        key: str,
+        act: Callable[[Record, int], Reply],
+        alone: bool = False,
+    ) -> Reply:
         tries = 0
         while True:
             # First without a lock, for that nearly always does. Whoever was overtaken then keeps
             # the others out, or a key with many duplicates could never be finished.
-            with self._alone(session, key) if tries else nullcontext():
-                row = self._row(session, self._statements.see, key)
-                record = row.load()
-                record.purge(row.now)
-                before = (record.dumps(), record.token, sole_task(record))
-                reply = act(record, row.now_us)
-                after = (record.dumps(), record.token, sole_task(record))
-                # Duplicates that are counted meanwhile stay right while their holder stays.
-                same_holder = after[2] is not None and after[2] == before[2]
-                if after == before or self._write(session, key, row, record, same_holder):
-                    return reply
-            tries += 1
-            self._database.pause(tries)
+            try:
+                with self._alone(session, key) if alone else nullcontext():
+                    return self._try(session, key, act, alone)
+            except _MustBeAlone:
+                alone = True
+            except _Overtaken:
+                alone = True
+                tries += 1
+                self._database.pause(tries)
+
+    def _try(
+        self, session: Session, key: str, act: Callable[[Record, int], Reply], alone: bool
+    ) -> Reply:
+        row = self._row(session, self._statements.see, key)
+        record = row.load()
+        followed = record.following is not None
+        if alone:
+            record.followers = FollowerRows(session, self._statements, self._values(key))
+        elif followed:
+            raise _MustBeAlone  # its followers are rows too
+        record.purge(row.now)
+        forgotten = followed and record.following is None
+        before = (record.dumps(), record.token, sole_task(record))
+        reply = act(record, row.now_us)
+        after = (record.dumps(), record.token, sole_task(record))
+        # Duplicates that are counted meanwhile stay right while their holder stays.
+        same_holder = after[2] is not None and after[2] == before[2]
+        if after == before and not forgotten:
+            return reply
+        if not self._write(session, key, row, record, same_holder):
+            raise _Overtaken
+        return reply
+
+    def _acquire_alone(self, session: Session, key: str, claim: Claim) -> Acquired:
+        return self._swap(
+            session, key, lambda record, us: acts.acquire(record, claim, us // 1000), alone=True
+        )
 
     @contextmanager
     def _alone(self, session: Session, key: str) -> Iterator[None]:
@@ -233,11 +285,24 @@ class SqlStore(RecordedStore):
         )
         return [(row[0], Row(*row[1:])) for row in rows]
 
+    def due(self, limit: int = 20) -> list[str]:
+        return self._keys(self._statements.due, {"batch": limit})
+
+    def _keys(self, statement: TextClause, values: dict[str, Any]) -> list[str]:
+        found = self._database.run(
+            lambda session: session.execute(statement, self._values() | values).all()
+        )
+        return [row[0] for row in found]
+
     def sweep(self, batch: int = 500) -> int:
+        abandoned = self._keys(self._statements.abandoned, {"batch": batch, "kept_ms": KEPT_MS})
+        for key in abandoned:
+            self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
         values = self._values() | {"batch": batch}
-        return self._database.run(
+        swept = self._database.run(
             lambda session: _count(session.execute(self._statements.sweep, values))
         )
+        return len(abandoned) + swept
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())

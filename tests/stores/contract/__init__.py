@@ -28,6 +28,7 @@ import pytest
 
 from tests.stores.contract.acquiring import AcquiringContract
 from tests.stores.contract.ending import EndingContract
+from tests.stores.contract.following import FollowingContract
 from tests.stores.contract.publishing import PublishingContract
 from tests.stores.contract.reading import ReadingContract
 from tests.stores.contract.replacing import ReplacingContract
@@ -43,6 +44,7 @@ class LockStoreContract(
     RunningContract,
     EndingContract,
     ReplacingContract,
+    FollowingContract,
     ReadingContract,
 ):
     """The whole contract; see the module's docstring."""

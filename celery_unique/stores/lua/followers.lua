@@ -1,0 +1,15 @@
+-- followers: who follows a task, or any task of the key. Reads only.
+--
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- ARGV     1 clock offset, 2 id of the holder, or "" for all (times in ms)
+-- Returns  {id, id of its holder, what is stored of it, and so on for the next}, in no order
+local holder = ARGV[2]
+
+local found, all = {}, following and redis.call("HGETALL", KEYS[2]) or {}
+for i = 1, #all, 2 do
+  local id, followed = all[i], holder_of(all[i], unpacked(all[i + 1]))
+  if followed and (holder == "" or (followed == holder and id ~= holder)) then
+    found[#found + 1], found[#found + 2], found[#found + 3] = id, followed, all[i + 1]
+  end
+end
+return found

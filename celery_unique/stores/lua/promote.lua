@@ -1,0 +1,63 @@
+-- promote: what becomes of an orphan whose holder left no result.
+--
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- ARGV     1 clock offset, 2 id of the follower, 3 name of the reaper, 4 grace, 5 how long a
+--          mark stays (times in ms)
+-- Returns  "follows" (another task of the key, as all orphans of its holder do), "publish" (it is
+--          a pending task now), "gone" (no orphan any more, or another reaper's)
+local id, reaper, grace, mark_for = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+
+local facts, message = follower(id)
+local holder = holder_of(id, facts)
+if not holder or (following.u > now and following.r ~= reaper) then return "gone" end
+local promoted = facts[GROUP] == ""
+if orphaned_at(holder) > now then
+  if not promoted then return "follows" end
+  -- Promoted by this reaper before, whose answer may have been lost: publish it again.
+  return following.r == reaper and following.u > now and "publish" or "gone"
+end
+
+-- Another task whose outcome can be the follower's: one that runs, else one that waits, else
+-- one that has ended; the newest of them.
+local function rank(task)
+  if task[STATE] == "r" then return 3 end
+  if not task[STATE]:find("[cdx]") then return 2 end
+  local abandoned = task[FLAGS]:find("e") and task[DELIVERY_LEASE] <= now
+  return (task[STATE] == "x" or abandoned) and 0 or 1
+end
+local name, keep, kept, arguments = facts[3], facts[4], facts[5], facts[6]
+local other
+for field, task in pairs(record) do
+  local each = field:sub(3)
+  local fits = task[LEASE] and rank(task) > 0 and task[ARGUMENTS] == arguments
+    and not task[FLAGS]:find("o") and each ~= id and each ~= holder and not in_limbo(task)
+  if fits then
+    local best = other and record["t:" .. other]
+    local by = best and rank(task) - rank(best) or 1
+    if by == 0 then by = task[CREATED] - best[CREATED] end
+    if by > 0 or (by == 0 and each > other) then other = each end
+  end
+end
+
+if other then
+  follow_instead(holder, other)
+  if promoted then
+    -- Its message may have gone out: the gate drops it, for the result comes from the other.
+    write("t:" .. id, nil)
+    write("m:" .. id, {"done", now + mark_for})
+    move(id, other)
+  end
+  look_after()
+  return "follows"
+end
+write("t:" .. id, {1, "p", now, now + grace, name, kept > 0 and now + kept or 0, 0, keep, 0, 0, "",
+  0, "", "m", "", "", arguments, 0})
+write("m:" .. id, nil)  -- it would drop the message at the gate
+leave_group(id, facts)
+following.p[id] = now
+facts[GROUP] = ""
+-- It stays until it is confirmed: whoever publishes it may die before.
+redis.call("HSET", KEYS[2], id, cjson.encode(facts) .. "\n" .. message)
+follow_instead(holder, id)
+look_after()
+return "publish"

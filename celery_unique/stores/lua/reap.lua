@@ -1,0 +1,48 @@
+-- reap: claim the key's orphans, followers that nobody else will complete, for one reaper.
+--
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- ARGV     1 clock offset, 2 name of the reaper, 3 how long its claim lasts, 4 how many to tell
+--          of at most (times in ms)
+-- Returns  {id, id of its holder, what became of that, what is stored of it, and so on for the
+--          next}: those that are promoted first, then oldest first
+local reaper, claim, most = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+
+if not following then redis.call("ZREM", KEYS[3], key) end
+if not following or (following.u > now and following.r ~= reaper) then return {} end
+local lost, any = {}, false
+for name, group in pairs(following.g) do
+  if orphaned_at(group[1]) <= now then lost[name], any = true, true end
+end
+for id in pairs(following.p) do
+  if orphaned_at(id) <= now then lost[":" .. id], any = true, true end
+end
+local all, found, there = any and redis.call("HGETALL", KEYS[2]) or {}, {}, {}
+for i = 1, #all, 2 do
+  local facts = unpacked(all[i + 1])
+  local name = facts[GROUP] == "" and ":" .. all[i] or facts[GROUP]
+  if lost[name] then
+    there[name] = true
+    found[#found + 1] = {all[i], facts, all[i + 1]}
+  end
+end
+-- What the server has thrown away cannot be told of, and must not be due for ever.
+for name in pairs(lost) do
+  if not there[name] then following.g[name], following.p[name:sub(2)] = nil, nil end
+end
+if #found > 0 then following.r, following.u = reaper, now + claim end
+look_after()
+table.sort(found, function(one, other)
+  local a, b = one[2], other[2]
+  if (a[GROUP] == "") ~= (b[GROUP] == "") then return a[GROUP] == "" end
+  if a[JOINED] ~= b[JOINED] then return a[JOINED] < b[JOINED] end
+  return one[1] < other[1]
+end)
+local reply = {}
+for n = 1, math.min(#found, most) do
+  local id, facts, value = unpack(found[n])
+  local holder = holder_of(id, facts)
+  local mark, task = record["m:" .. holder], record["t:" .. holder]
+  local fate = mark and mark[1] or task and task[STATE]:find("[cdx]") and "done" or ""
+  for _, each in ipairs({id, holder, fate, value}) do reply[#reply + 1] = each end
+end
+return reply

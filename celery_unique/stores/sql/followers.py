@@ -1,0 +1,68 @@
+"""The followers of one key as the rows of a table, within one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import ItemsView, Iterator, MutableMapping
+from typing import Any
+
+from ..following import Joined
+from .database import Session
+from .statements import Statements
+
+
+class FollowerRows(MutableMapping[str, Joined]):
+    """Reads and writes single rows, so that an act on one follower costs the same however many
+    there are. The caller has locked the key's row."""
+
+    def __init__(self, session: Session, statements: Statements, values: dict[str, Any]) -> None:
+        self._session = session
+        self._statements = statements
+        self._values = values
+        self._seen: dict[str, Joined | None] = {}
+
+    def __getitem__(self, follower_id: str) -> Joined:
+        if follower_id not in self._seen:
+            found: Any = self._session.execute(
+                self._statements.follower, self._values | {"follower_id": follower_id}
+            ).first()
+            self._seen[follower_id] = _joined(*found) if found else None
+        joined = self._seen[follower_id]
+        if joined is None:
+            raise KeyError(follower_id)
+        return joined
+
+    def __setitem__(self, follower_id: str, joined: Joined) -> None:
+        row = {
+            "follower_id": follower_id,
+            "facts": json.dumps(joined.facts(), separators=(",", ":")),
+            "message": joined.message,
+        }
+        self._session.execute(self._statements.put_follower, self._values | row).close()
+        self._seen[follower_id] = joined
+
+    def __delitem__(self, follower_id: str) -> None:
+        values = self._values | {"follower_id": follower_id}
+        self._session.execute(self._statements.delete_follower, values).close()
+        self._seen[follower_id] = None
+
+    def items(self) -> ItemsView[str, Joined]:
+        return self._all().items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def clear(self) -> None:
+        self._session.execute(self._statements.delete_followers, self._values).close()
+        self._seen.clear()
+
+    def _all(self) -> dict[str, Joined]:
+        rows: Any = self._session.execute(self._statements.all_followers, self._values).all()
+        return {follower_id: _joined(facts, message) for follower_id, facts, message in rows}
+
+
+def _joined(facts: str, message: str) -> Joined:
+    return Joined.of(json.loads(facts), message)
