@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
+from celery_unique.stores.redis.layout import Layout
+from celery_unique.stores.sql import SqlStore
 from tests.kit import MariaDBServer, PostgresServer, TlsRedisServer
 from tests.stores.factories import fresh_key
 
@@ -27,6 +32,14 @@ STORES = [
     pytest.param("tls_url", id="tls", marks=pytest.mark.server),
     pytest.param("shared_mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
+
+SLOW_TO_CONNECT = {
+    "shared_postgres_url",
+    "cluster_url",
+    "sentinel_url",
+    "tls_url",
+    "shared_mariadb_url",
+}
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 
@@ -59,11 +72,38 @@ def tls_url(tls_redis_server: TlsRedisServer) -> str:
     return tls_redis_server.url_for("locks:PASSWORD")
 
 
+@pytest.fixture(scope="session")
+def opened_stores() -> Iterator[dict[str, LockStore]]:
+    """Where connecting takes longer than a test, connections stay open for the next one."""
+    opened: dict[str, LockStore] = {}
+    yield opened
+    for store in opened.values():
+        store.close()
+
+
+def in_namespace(store: LockStore, namespace: str) -> LockStore:
+    """The same store with the same connections, but for its namespace."""
+    other: Any = copy(store)
+    if isinstance(other, SqlStore):
+        other._options = replace(other._options, namespace=namespace)
+    else:
+        other._layout = Layout(namespace, "")
+    return cast("LockStore", other)
+
+
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest) -> Iterator[LockStore]:
+def store(
+    request: pytest.FixtureRequest, opened_stores: dict[str, LockStore]
+) -> Iterator[LockStore]:
     """An empty store of each kind; a server is started only when its turn comes."""
     url = "memory://" if request.param == "memory" else request.getfixturevalue(request.param)
-    store = open_store(url, namespace=f"test{next(_namespaces)}")
+    namespace = f"test{next(_namespaces)}"
+    if request.param in SLOW_TO_CONNECT:
+        if url not in opened_stores:
+            opened_stores[url] = open_store(url)
+        yield in_namespace(opened_stores[url], namespace)
+        return
+    store = open_store(url, namespace=namespace)
     yield store
     store.close()
 

@@ -51,7 +51,7 @@ def _session_settings(timeout_s: float) -> tuple[str, ...]:
 def _bounded_connection(deadline: Deadline) -> tuple[Any, int]:
     """PyMySQL's connection, whose waits for the server end with the act's deadline."""
     from pymysql.connections import Connection
-    from pymysql.constants import CLIENT
+    from pymysql.constants import CLIENT, SERVER_STATUS
 
     class BoundedConnection(Connection):
         # PyMySQL reads these before every wait. What it was given itself is not used.
@@ -64,5 +64,11 @@ def _bounded_connection(deadline: Deadline) -> tuple[Any, int]:
             pass
 
         _write_timeout = _read_timeout
+
+        def rollback(self) -> None:
+            """Only where there is a transaction: a pool asks for it after every act, and that
+            would be one more round trip."""
+            if self.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+                super().rollback()
 
     return BoundedConnection, CLIENT.FOUND_ROWS

@@ -110,7 +110,7 @@ class SqlStore(RecordedStore):
                 session,
                 key,
                 lambda record, us: acts.acquire(record, claim, us // 1000),
-                alone=claim.join is not None,
+                alone=bool(claim.join),
             )
         values = {
             "record": fresh_record(claim),
