@@ -184,12 +184,12 @@ def test_names_that_have_to_be_escaped_come_back_as_they_were(store: SqlStore) -
 def test_how_a_session_is_set_up(store: SqlStore) -> None:
     asked = text(
         "SELECT @@tx_isolation, @@autocommit, @@time_zone, @@innodb_lock_wait_timeout, "
-        "@@character_set_connection"
+        "@@character_set_connection, @@max_statement_time, @@idle_transaction_timeout"
     )
 
     found: Any = store._database.run(lambda session: session.execute(asked, {}).one())
 
-    assert tuple(found) == ("READ-COMMITTED", 1, "+00:00", 20, "utf8mb4")
+    assert tuple(found) == ("READ-COMMITTED", 1, "+00:00", 20, "utf8mb4", 20, 20)
 
 
 def test_the_victim_of_a_deadlock_begins_again(store: SqlStore, mariadb_url: str) -> None:

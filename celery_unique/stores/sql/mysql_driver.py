@@ -28,12 +28,12 @@ def prepare_pymysql(engine: Engine, options: Options, deadline: Deadline) -> Non
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
-            for statement in _session_settings(options.timeout_s):
+            for statement in _session_settings(options.timeout_s, connection.get_server_info()):
                 cursor.execute(statement)
 
 
-def _session_settings(timeout_s: float) -> tuple[str, ...]:
-    settings = {
+def _session_settings(timeout_s: float, server: str) -> tuple[str, ...]:
+    settings: dict[str, str | float] = {
         # The hour that comes twice when summer time ends would move the clock back.
         "time_zone": "'+00:00'",
         # What does not fit into a column is an error, not cut off.
@@ -41,6 +41,11 @@ def _session_settings(timeout_s: float) -> tuple[str, ...]:
         # Nobody goes on waiting for a row when the caller has given up.
         "innodb_lock_wait_timeout": max(1, math.ceil(timeout_s)),
     }
+    if "MariaDB" in server:  # MySQL can be told neither
+        # The server must not go on with what the caller has given up ...
+        settings["max_statement_time"] = timeout_s
+        # ... nor keep a row for a process that was stopped in a transaction.
+        settings["idle_transaction_timeout"] = max(1, math.ceil(timeout_s))
     return (
         # A compare-and-set that lost must see what it lost to.
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",

@@ -54,7 +54,8 @@ class SqlStore(RecordedStore):
 
     guarantee: Guarantee = "strong"
     mechanism = (
-        "one row a key: INSERT .. ON CONFLICT, and compare-and-set on a revision, in autocommit; "
+        "one row a key: an INSERT that makes it or finds it, and compare-and-set on a revision, in "
+        "autocommit; "
         "with followers a transaction"
     )
 
