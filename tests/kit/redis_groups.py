@@ -116,9 +116,9 @@ class RedisCluster(ServerGroup):
     def _wait_until_known(self) -> None:
         def all_know() -> bool:
             return all(
-                len(replicas) == 1
+                "cluster_state:ok" in raw(server, "CLUSTER INFO").decode()
+                and all(len(replicas) == 1 for _, replicas in slots_of(server).values())
                 for server in self.servers
-                for _, replicas in slots_of(server).values()
             )
 
         eventually(all_know, timeout=30, message="not every node knows every replica")
@@ -256,13 +256,17 @@ def role_of(server: RedisServer) -> str:
 
 def slots_of(server: RedisServer) -> dict[tuple[int, int], tuple[int, list[int]]]:
     """Range -> port of the primary and ports of its replicas."""
-    with redis.Redis(host=HOST, port=server.port) as client:
-        client.response_callbacks.clear()
-        found = client.execute_command("CLUSTER SLOTS")
     return {
         (first, last): (nodes[0][1], [node[1] for node in nodes[1:]])
-        for first, last, *nodes in found
+        for first, last, *nodes in raw(server, "CLUSTER SLOTS")
     }
+
+
+def raw(server: RedisServer, command: str) -> Any:
+    """The reply as the server gave it, whatever redis-py would make of it."""
+    with redis.Redis(host=HOST, port=server.port) as client:
+        client.response_callbacks.clear()
+        return client.execute_command(command)
 
 
 def wait_for_link(replica: RedisServer) -> None:

@@ -25,6 +25,8 @@ from .server_groups import Cluster
 #: Commands without a key: any node can answer them.
 KEYLESS = frozenset({"TIME", "PING", "SCAN"})
 SCRIPTED = frozenset({"EVAL", "EVALSHA"})
+#: Not carried out: a slot's keys are on two nodes, or nobody has it at the moment.
+NOT_NOW = frozenset({"TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +104,21 @@ class ClusterConnections(MovingConnections):
     # -- what replies say of it ----------------------------------------------------
 
     def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
-        if isinstance(reply, MovedError):
-            self._moved[reply.slot_id] = self._redirected_to(reply, server)
-            self._is_stale = True
-            asked.server, asked.asking = None, False
-        elif isinstance(reply, AskError):
-            asked.server, asked.asking = self._node(self._redirected_to(reply, server)), True
-        elif isinstance(reply, (TryAgainError, ClusterDownError)):
-            self._is_stale = True
-            asked.server, asked.asking = None, False
-        else:
+        if not isinstance(reply, ResponseError):
             return False
-        return True
-
-    def _redirected_to(self, reply: Any, server: Connections) -> str:
+        word, slot, host, port = _redirection(reply)
         # A node that does not know its own name means the one by which it was reached.
-        return _name(reply.host or _host_of(server), reply.port)
+        node = _name(host or _host_of(server), port)
+        if word == "ASK":
+            asked.server, asked.asking = self._node(node), True
+            return True
+        if word == "MOVED":
+            self._moved[slot] = node
+        elif word not in NOT_NOW:
+            return False
+        self._is_stale = True
+        asked.server, asked.asking = None, False
+        return True
 
     def suspect(self, server: Connections) -> None:
         server.close()
@@ -188,6 +189,23 @@ class ClusterConnections(MovingConnections):
 
     def conceal(self, text: str) -> str:
         return self._seeds[0].conceal(text)
+
+
+def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
+    """The word that the reply begins with, and for MOVED and ASK the slot, host and port.
+
+    Newer redis-py makes a class of the word and takes it from the text.
+    """
+    if isinstance(reply, AskError):
+        word = "MOVED" if isinstance(reply, MovedError) else "ASK"
+        return word, reply.slot_id, reply.host, reply.port
+    if isinstance(reply, (ClusterDownError, TryAgainError)):
+        return "TRYAGAIN", 0, "", 0
+    word, *facts = str(reply).split(" ")
+    if word not in ("MOVED", "ASK"):
+        return word, 0, "", 0
+    host, _, port = facts[1].rpartition(":")
+    return word, int(facts[0]), host, int(port)
 
 
 def _key_in(command: Command) -> str | None:
