@@ -32,6 +32,7 @@ from tests.stores.model import EVERY_STATE, FINAL
 from tests.stores.side_by_side import Call, SideBySide
 
 IDS = ["t1", "t2", "t3", "t4"]
+FOLLOWER_IDS = ["f1", "f2", "f3"]
 ANY_STATE = [*EVERY_STATE, "ending"]
 MARKS = ["superseded", "withdrawn", "revoked", "done"]
 ENDS = st.sampled_from(FINAL)
@@ -66,6 +67,7 @@ CALLS = st.fixed_dictionaries(
         "again": st.sampled_from([False, False, True]),
         "parent": st.none() | st.none() | st.sampled_from(IDS),
         "max_wait": WINDOWS,
+        "join": st.sampled_from([False, False, True]),
     }
 )
 HEADERS = st.fixed_dictionaries(
@@ -100,7 +102,13 @@ ACTS: dict[str, Sequence[str]] = {
     "finish": ["active", "ending"],
     "settle": ["ending"],
     "forget": MARKS,
+    "join": [s for s in ANY_STATE if s not in FINAL],
+    "complete_follower": ["follower"],
+    "due": ["follower"],
+    "reap": ["follower"],
+    "promote": ["follower"],
 }
+REAPERS = st.sampled_from(["w1", "w1", "w2"])
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -118,12 +126,33 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def every_record_is_as_the_model_says(self) -> None:
         self.both.compare_records()
 
-    @initialize(stages=st.tuples(STAGES, STAGES, STAGES, STAGES), call=CALLS, header=HEADERS)
-    def tasks_are_under_way(self, stages: tuple[str, ...], call: Call, header: Call) -> None:
+    @initialize(
+        stages=st.tuples(STAGES, STAGES, STAGES, STAGES),
+        call=CALLS,
+        header=HEADERS,
+        followers=st.sampled_from([0, 0, 1, 3]),
+    )
+    def tasks_are_under_way(
+        self, stages: tuple[str, ...], call: Call, header: Call, followers: int
+    ) -> None:
         # Naming only final states lets several of them in at once.
         call = {**call, "states": call["states"] & set(FINAL), "grace": 30, "parent": None}
+        call["join"] = False
         for task_id, stage in zip(IDS, stages, strict=True):
             self._bring_to(stage, self.both.keys[0], task_id, call, header)
+        for follower_id in FOLLOWER_IDS[:followers]:
+            self.both.acquire(self.both.keys[0], follower_id, self._to_join(call))
+
+    def _to_join(self, call: Call) -> Call:
+        """A call that would follow any task."""
+        return {
+            **call,
+            "states": set(EVERY_STATE),
+            "on_conflict": "ignore",
+            "window": None,
+            "parent": None,
+            "join": True,
+        }
 
     def _bring_to(self, stage: str, key: str, task_id: str, call: Call, header: Call) -> None:
         if stage == "none":
@@ -156,7 +185,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             if ("ending" if task["ending"] else task["state"]) in states
         ]
         marks = [mark for mark in self.both.model.marks if mark["kind"] in states]
-        return [(entry["key"], entry["id"]) for entry in tasks + marks]
+        followers = self.both.model.followers if "follower" in states else []
+        return [(entry["key"], entry["id"]) for entry in tasks + marks + followers]
 
     def _subject(self, draw: Draw, states: Sequence[str]) -> tuple[str, str]:
         found = self._subjects(states)
@@ -197,16 +227,36 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.both.help(*self._subject(draw, ACTS["help"]))
 
     def _cancel(self, draw: Draw) -> None:
-        self.both.cancel(*self._subject(draw, ANY_STATE), draw(DURATIONS))
+        self.both.cancel(*self._subject(draw, [*ANY_STATE, "follower"]), draw(DURATIONS))
 
     def _release(self, draw: Draw) -> None:
         key, task_id = self._subject(draw, ACTS["release"])
         self.both.release(key, draw(st.sampled_from([None, task_id])))
 
+    # -- followers ----------------------------------------------------------
+
+    def _join(self, draw: Draw) -> None:
+        key, _ = self._subject(draw, ACTS["join"])
+        self.both.acquire(key, draw(st.sampled_from(FOLLOWER_IDS)), self._to_join(draw(CALLS)))
+
+    def _complete_follower(self, draw: Draw) -> None:
+        self.both.complete_follower(*self._subject(draw, ["follower"]))
+
+    def _due(self, draw: Draw) -> None:
+        self.both.due()
+
+    def _reap(self, draw: Draw) -> None:
+        key, _ = self._subject(draw, ["follower"])
+        self.both.reap(key, draw(REAPERS), draw(DURATIONS))
+
+    def _promote(self, draw: Draw) -> None:
+        key, follower_id = self._subject(draw, ["follower"])
+        self.both.promote(key, follower_id, draw(REAPERS), draw(DURATIONS), draw(DURATIONS))
+
     # -- acts of the worker -------------------------------------------------
 
     def _start(self, draw: Draw) -> None:
-        key, task_id = self._subject(draw, [*ANY_STATE, *MARKS])
+        key, task_id = self._subject(draw, [*ANY_STATE, *MARKS, "follower"])
         delivery = self._delivery(draw, key, task_id)
         leases = draw(DURATIONS), draw(DURATIONS), draw(DURATIONS)
         self.both.start(key, task_id, delivery, leases, draw(HEADERS))

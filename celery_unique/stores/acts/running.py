@@ -136,6 +136,7 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
         return Finished("ended", True, task.duplicates, followed)
     duplicates = task.duplicates
     _conclude(record, finish, now)
+    look_after(record, now)
     return Finished("ended", False, duplicates)
 
 
