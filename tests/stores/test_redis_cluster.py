@@ -31,6 +31,7 @@ from tests.stores.factories import (
     fresh_key,
     publish,
     record_of,
+    run,
     running,
     start,
     task_of,
@@ -220,6 +221,26 @@ def test_acts_follow_a_slot_that_is_being_moved_and_has_moved(
     assert walked == set(keys)
     assert not store.failovers.noticed
     assert caplog.text == ""
+
+
+def test_acts_on_a_key_with_followers_follow_its_slot_too(
+    store: ClusterStore, redis_cluster: RedisCluster
+) -> None:
+    key = fresh_key()
+    run(store, key, "a")
+    assert store.acquire(key, claim("f1", join="message 1")).outcome == "joined"
+
+    with moving(redis_cluster, slot_of(store, key)) as end_move:
+        duplicate = store.acquire(key, claim("b")).outcome
+        joined = store.acquire(key, claim("f2", join="message 2")).outcome
+        renewed = store.renew([running(key, "a")])
+        end_move()
+        again = store.acquire(key, claim("f3", join="message 3")).outcome
+        finished = store.finish(key, finish("a"))
+
+    assert (duplicate, joined, renewed, again) == ("duplicate", "joined", [True], "joined")
+    assert finished.verdict == "ended"
+    assert [follower_id for follower_id, _ in store.followers(key)] == ["f1", "f2", "f3"]
 
 
 def pairs(keys: list[str]) -> list[tuple[str, Any]]:

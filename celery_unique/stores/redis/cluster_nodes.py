@@ -20,13 +20,14 @@ from redis.exceptions import (
 
 from .connections import Command, ConnectFailed, Connections
 from .moving import Asked, MovingConnections
+from .scripts import ACQUIRE, RECORD_ONLY
 from .server_groups import Cluster
 
 #: Commands without a key: any node can answer them.
 KEYLESS = frozenset({"TIME", "PING", "SCAN"})
 SCRIPTED = frozenset({"EVAL", "EVALSHA"})
-#: Not carried out: a slot's keys are on two nodes, or nobody has it at the moment.
-NOT_NOW = frozenset({"TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"})
+#: Not carried out: nobody has the slot at the moment.
+NOT_NOW = frozenset({"CLUSTERDOWN", "MASTERDOWN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,11 @@ class ClusterConnections(MovingConnections):
         if word == "ASK":
             asked.server, asked.asking = self._node(node), True
             return True
-        if word == "MOVED":
+        if word == "FOLLOWED" and asked.whole is not None:
+            asked.command, asked.whole = asked.whole, None
+        elif word == "TRYAGAIN":
+            _name_the_record_alone(asked)
+        elif word == "MOVED":
             self._moved[slot] = node
         elif word not in NOT_NOW:
             return False
@@ -199,13 +204,29 @@ def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
     if isinstance(reply, AskError):
         word = "MOVED" if isinstance(reply, MovedError) else "ASK"
         return word, reply.slot_id, reply.host, reply.port
-    if isinstance(reply, (ClusterDownError, TryAgainError)):
+    if isinstance(reply, TryAgainError):
         return "TRYAGAIN", 0, "", 0
+    if isinstance(reply, ClusterDownError):
+        return "CLUSTERDOWN", 0, "", 0
     word, *facts = str(reply).split(" ")
     if word not in ("MOVED", "ASK"):
         return word, 0, "", 0
     host, _, port = facts[1].rpartition(":")
     return word, int(facts[0]), host, int(port)
+
+
+def _name_the_record_alone(asked: Asked) -> None:
+    """In a slot that is being moved, keys that do not exist must not be named beside others.
+
+    A key without followers, which is nearly every one, has only its record.
+    """
+    name, script, number, *rest = asked.command
+    if name not in SCRIPTED or number != 3 or script not in RECORD_ONLY:
+        return
+    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-2] != ""
+    if not adds_a_follower:
+        asked.whole = asked.command
+        asked.command = (name, script, 1, rest[0], *rest[3:])
 
 
 def _key_in(command: Command) -> str | None:

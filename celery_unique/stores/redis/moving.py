@@ -44,6 +44,7 @@ class Asked:
     server: Connections | None = None  # where it was sent on to; None: wherever its key is
     asking: bool = False  # that server does not own the slot yet
     reason: Exception | None = None  # why there is no reply yet
+    whole: Command | None = None  # the command, where only a part of its keys was named
 
 
 @dataclass(slots=True)
@@ -221,6 +222,7 @@ class MovingConnections(ABC):
 def _put_off(asked: list[Asked], reason: Exception, again: Again = None) -> list[Asked]:
     for each in asked:
         each.server, each.asking, each.reason = None, False, reason
+        each.command, each.whole = each.whole or each.command, None
         if again is not None:
             each.command = again(each.command)
     return asked
