@@ -26,7 +26,7 @@ help: ## Show this list
 demo: .venv/.installed-demo ## See it work: a real worker, no server, in under a minute
 	@$(BIN)/python demo/run.py
 
-test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ and PostgreSQL
+test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ, PostgreSQL and MariaDB
 	$(PYTEST) $(ARGS)
 
 test-fast: .venv/.installed-dev ## The tests that need no server, in under a minute

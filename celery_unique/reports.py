@@ -12,6 +12,7 @@ from . import signals
 from .exceptions import StoreUnavailable
 from .policy import UniquePolicy
 from .stores.base import Holder
+from .stores.failing_over import FailOver
 
 logger = logging.getLogger("celery_unique")
 
@@ -96,6 +97,15 @@ def store_error(
     logger.error("the lock store did not answer (%s of task %s): %s", act, task_id, error)
     signals.unique_store_error.send(
         sender=task_name, act=act, exception=error, task_id=task_id, key=key, app=app
+    )
+
+
+def failed_over(app: Any, failover: FailOver) -> None:
+    """Not of any one task: the signal's sender, task id and key are empty."""
+    logger.warning("%s", failover)
+    error = StoreUnavailable(str(failover), store=failover.after)
+    signals.unique_store_error.send(
+        sender="", act="fail-over", exception=error, task_id="", key="", app=app
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from . import reports
 from .coordinator import UniqueTaskCoordinator
 from .exceptions import ConfigurationError, StoreUnavailable
 from .holding import Holding
@@ -21,6 +22,7 @@ from .settings import UniqueSettings, read_settings, warn_unknown_settings
 from .store_url import store_url
 from .stores import open_store
 from .stores.base import LockStore
+from .stores.failing_over import FailOver, FailOvers
 from .stores.memory import MemoryStore
 from .task_policies import TaskPolicies
 
@@ -43,6 +45,7 @@ class Runtime:
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
+        self._failed_over_last = ("", "")
         #: A worker's thread for what its main loop must not wait for.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 
@@ -94,12 +97,23 @@ class Runtime:
 
     def _open(self, timeout: timedelta) -> LockStore:
         url, options = store_url(self.app, self.settings)
-        return open_store(
+        store = open_store(
             url,
             namespace=self.settings.namespace,
             timeout_s=timeout.total_seconds(),
             **options,
         )
+        failovers: FailOvers | None = getattr(store, "failovers", None)
+        if failovers is not None:
+            failovers.tell = self._failed_over
+        return store
+
+    def _failed_over(self, failover: FailOver) -> None:
+        """Say so once, although the store and the gate's notice it each for itself."""
+        servers = (failover.before, failover.after)
+        if servers != self._failed_over_last:
+            self._failed_over_last = servers
+            reports.failed_over(self.app, failover)
 
     def _what_makes_the_store(self) -> tuple[Any, ...]:
         settings = self.settings

@@ -17,7 +17,6 @@ _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 _MEANT = {
     "postgres": "postgresql",
     "psycopg": "postgresql",
-    "mariadb": "mysql",
     "valkey": "redis",
     "valkeys": "rediss",
     "unix": "redis",
@@ -64,14 +63,17 @@ def _check_scheme(url: str) -> None:
     from .stores import BUILT_IN, known_schemes
 
     scheme = _scheme(url)
-    # What follows a plus names a driver or a variant, and is the store's business.
+    # What follows a plus names a driver, and is the store's business; Redis has no drivers.
     plain = scheme.partition("+")[0]
-    if plain in BUILT_IN:  # first, since looking for others reads every installed package
+    if scheme in BUILT_IN or scheme == "redis+socket":
+        return  # first, since looking for others reads every installed package
+    has_drivers = not plain.startswith("redis")
+    if plain in BUILT_IN and has_drivers:
         return
     known = known_schemes()
-    if plain in known or scheme in known:
+    if (plain in known and has_drivers) or scheme in known:
         return
-    near = _MEANT.get(plain) or nearest(plain, known)
+    near = _MEANT.get(plain) or nearest(scheme, known) or nearest(plain, known)
     hint = f" Did you mean '{near}://'?" if near in known else ""
     raise ConfigurationError(
         f"unique_store_url: there is no lock store for {scheme}://.{hint} "

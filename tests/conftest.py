@@ -15,11 +15,15 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.kit import (
+    MariaDBServer,
     PostgresServer,
     RabbitMQServer,
+    RedisCluster,
+    RedisSentinels,
     RedisServer,
     Server,
     TcpProxy,
+    TlsRedisServer,
     ValkeyServer,
     Worker,
 )
@@ -32,6 +36,10 @@ SERVER_FIXTURES = frozenset(
         "valkey_server",
         "rabbitmq_server",
         "postgres_server",
+        "mariadb_server",
+        "redis_cluster",
+        "redis_sentinels",
+        "tls_redis_server",
         "start_server",
     }
 )
@@ -78,6 +86,30 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDBServer]:
+    with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_sentinels() -> Iterator[RedisSentinels]:
+    with RedisSentinels() as sentinels:
+        yield sentinels
+
+
+@pytest.fixture(scope="session")
+def tls_redis_server() -> Iterator[TlsRedisServer]:
+    with TlsRedisServer() as server:
+        yield server
+
+
 @pytest.fixture
 def redis_url(request: pytest.FixtureRequest, redis_server: RedisServer) -> str:
     """An empty Redis database."""
@@ -106,6 +138,29 @@ def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer
     url = postgres_server.fresh_url()
     yield url
     postgres_server.drop(url)
+
+
+@pytest.fixture
+def mariadb_url(request: pytest.FixtureRequest, mariadb_server: MariaDBServer) -> Iterator[str]:
+    """An empty MariaDB database; the scheme is mysql+pymysql://."""
+    _must_be_marked(request)
+    url = mariadb_server.fresh_url()
+    yield url
+    mariadb_server.drop(url)
+
+
+@pytest.fixture
+def cluster_url(request: pytest.FixtureRequest, redis_cluster: RedisCluster) -> str:
+    """A cluster that others use too: take a namespace, or keys of your own."""
+    _must_be_marked(request)
+    return redis_cluster.url
+
+
+@pytest.fixture
+def sentinel_url(request: pytest.FixtureRequest, redis_sentinels: RedisSentinels) -> str:
+    """Sentinels whose primary others use too: take a namespace, or keys of your own."""
+    _must_be_marked(request)
+    return redis_sentinels.url
 
 
 @pytest.fixture

@@ -15,8 +15,13 @@ BUILT_IN = {
     "memory": "celery_unique.stores.memory:MemoryStore",
     "redis": "celery_unique.stores.redis:RedisStore",
     "rediss": "celery_unique.stores.redis:RedisStore",
+    "redis+cluster": "celery_unique.stores.redis:ClusterStore",
+    "rediss+cluster": "celery_unique.stores.redis:ClusterStore",
+    "sentinel": "celery_unique.stores.redis:SentinelStore",
     "sqlite": "celery_unique.stores.sql:SqlStore",
     "postgresql": "celery_unique.stores.sql:SqlStore",
+    "mysql": "celery_unique.stores.sql:SqlStore",
+    "mariadb": "celery_unique.stores.sql:SqlStore",
 }
 
 ENTRY_POINT_GROUP = "celery_unique.stores"
@@ -45,7 +50,8 @@ def scheme_of(url: str) -> str:
             f"sqlite:///locks.db or another of: {', '.join(known_schemes())}.",
             setting="unique_store_url",
         )
-    return scheme.partition("+")[0].lower()
+    scheme = scheme.lower()
+    return scheme if scheme in BUILT_IN else scheme.partition("+")[0]
 
 
 def _store_class(scheme: str) -> Any:

@@ -94,7 +94,7 @@ def test_every_outcome_is_on_the_page_of_results() -> None:
 
 @pytest.mark.parametrize("scheme", BUILT_IN)
 def test_every_store_is_on_the_page_of_stores(scheme: str) -> None:
-    assert re.search(rf"`{scheme}(\+\w+)?://", page("stores.md"))
+    assert re.search(rf"`{re.escape(scheme)}(\+\w+)?://", page("stores.md"))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.kit import PostgresServer
+from celery_unique.stores.redis.layout import Layout
+from celery_unique.stores.sql import SqlStore
+from tests.kit import MariaDBServer, PostgresServer, TlsRedisServer
 from tests.stores.factories import fresh_key
 
 _namespaces = itertools.count()
@@ -20,7 +27,21 @@ STORES = [
     pytest.param("shared_postgres_url", id="postgresql", marks=pytest.mark.server),
     pytest.param("redis_url", id="redis", marks=pytest.mark.server),
     pytest.param("valkey_url", id="valkey", marks=pytest.mark.server),
+    pytest.param("cluster_url", id="cluster", marks=pytest.mark.server),
+    pytest.param("sentinel_url", id="sentinel", marks=pytest.mark.server),
+    pytest.param("tls_url", id="tls", marks=pytest.mark.server),
+    pytest.param("shared_mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
+
+SLOW_TO_CONNECT = {
+    "shared_postgres_url",
+    "cluster_url",
+    "sentinel_url",
+    "tls_url",
+    "shared_mariadb_url",
+}
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 
 
 # A database for each test would take longer than the tests: they share one, and each store
@@ -37,11 +58,52 @@ def shared_postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.fresh_url()
 
 
+@pytest.fixture(scope="session")
+def shared_mariadb_url(mariadb_server: MariaDBServer) -> str:
+    return mariadb_server.fresh_url()
+
+
+@pytest.fixture(scope="session")
+def tls_url(tls_redis_server: TlsRedisServer) -> str:
+    """TLS with a client's certificate, and a user with the documented permissions alone."""
+    [command] = re.findall(r"(?m)^ACL SETUSER locks .*$", PAGE.read_text())
+    with tls_redis_server.client() as admin:
+        admin.execute_command(*command.split())
+    return tls_redis_server.url_for("locks:PASSWORD")
+
+
+@pytest.fixture(scope="session")
+def opened_stores() -> Iterator[dict[str, LockStore]]:
+    """Where connecting takes longer than a test, connections stay open for the next one."""
+    opened: dict[str, LockStore] = {}
+    yield opened
+    for store in opened.values():
+        store.close()
+
+
+def in_namespace(store: LockStore, namespace: str) -> LockStore:
+    """The same store with the same connections, but for its namespace."""
+    other: Any = copy(store)
+    if isinstance(other, SqlStore):
+        other._options = replace(other._options, namespace=namespace)
+    else:
+        other._layout = Layout(namespace, "")
+    return cast("LockStore", other)
+
+
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest) -> Iterator[LockStore]:
+def store(
+    request: pytest.FixtureRequest, opened_stores: dict[str, LockStore]
+) -> Iterator[LockStore]:
     """An empty store of each kind; a server is started only when its turn comes."""
     url = "memory://" if request.param == "memory" else request.getfixturevalue(request.param)
-    store = open_store(url, namespace=f"test{next(_namespaces)}")
+    namespace = f"test{next(_namespaces)}"
+    if request.param in SLOW_TO_CONNECT:
+        if url not in opened_stores:
+            opened_stores[url] = open_store(url)
+        yield in_namespace(opened_stores[url], namespace)
+        return
+    store = open_store(url, namespace=namespace)
     yield store
     store.close()
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from tests.kit import RedisCluster, RedisSentinels
 from tests.stores.racing import (
     PROCESSES,
+    ROUNDS,
     Attempt,
     Call,
     RacerFailed,
@@ -30,7 +34,17 @@ RACED = [
     pytest.param("redis_url", id="redis", marks=pytest.mark.server),
     pytest.param("sqlite_url", id="sqlite"),
     pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+    pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
+    pytest.param("cluster_url", id="cluster", marks=pytest.mark.server),
 ]
+#: Reached in another way, but the same server carries the acts out.
+ALSO_RACED = [
+    pytest.param("valkey_url", id="valkey", marks=pytest.mark.server),
+    pytest.param("sentinel_url", id="sentinel", marks=pytest.mark.server),
+    pytest.param("tls_url", id="tls", marks=pytest.mark.server),
+]
+#: Fewer rounds than on the first three, which share the code or the server with these.
+FEWER = {"mariadb": 100, "cluster": 300, "valkey": 200, "sentinel": 200, "tls": 200}
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +60,17 @@ def raced_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("raced_url", [*RACED, *ALSO_RACED], indirect=True)
 def test_every_round_has_one_winner_whom_all_losers_name(
     racers: Racers,
     raced_url: str,
     request: pytest.FixtureRequest,
     report: Callable[[str], None],
 ) -> None:
+    number = FEWER.get(request.node.callspec.id, ROUNDS)
     began = time.monotonic()
 
-    rounds = racers.race(acquire_racer, raced_url, "acquire")
+    rounds = racers.race(acquire_racer, raced_url, "acquire", rounds=number)
 
     took_s = time.monotonic() - began
     wins = Counter(
@@ -77,7 +93,9 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
     request: pytest.FixtureRequest,
     report: Callable[[str], None],
 ) -> None:
-    rounds = racers.race(start_racer, raced_url, "start", rounds=300)
+    number = 60 if request.node.callspec.id in FEWER else 300
+
+    rounds = racers.race(start_racer, raced_url, "start", rounds=number)
 
     tokens = [[call.answer for call in calls if call.answer is not None] for calls in rounds]
     overlap = overlap_of(rounds)
@@ -90,13 +108,55 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
 
 @pytest.mark.slow
 def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
-    racers: Racers, raced_url: str
+    racers: Racers, raced_url: str, request: pytest.FixtureRequest
 ) -> None:
-    rounds = racers.race(token_racer, raced_url, "tokens", rounds=100)
+    number = 30 if request.node.callspec.id in FEWER else 100
+
+    rounds = racers.race(token_racer, raced_url, "tokens", rounds=number)
 
     calls = [call for calls in rounds for call in calls]
     assert len({call.answer for call in calls}) == len(calls)
     assert tokens_out_of_order(calls) == []
+
+
+# -- a primary that dies in the middle ------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [RedisSentinels, RedisCluster])
+def test_a_primary_that_dies_in_the_middle_spoils_one_round_at_most(
+    racers: Racers,
+    start_server: Callable[..., Any],
+    kind: type[RedisSentinels | RedisCluster],
+    report: Callable[[str], None],
+) -> None:
+    """Only a round whose winner was told so and not yet replicated can have another one."""
+    servers = start_server(kind, **({"down_after_ms": 1000} if kind is RedisSentinels else {}))
+    killed_at: list[int] = []
+
+    def kill() -> None:
+        if isinstance(servers, RedisCluster):
+            servers.fail_over(servers.primaries()[0], kill=True)
+        else:
+            servers.primary().kill()
+        killed_at.append(time.monotonic_ns())
+
+    killing = threading.Timer(0.7, kill)
+    killing.start()
+    rounds = racers.race(acquire_racer, servers.url, f"fail-over of {kind.__name__}", rounds=400)
+    killing.join()
+
+    wrong = wrong_rounds(rounds)
+    slowest = max(call.ended_ns - call.began_ns for calls in rounds for call in calls) / 1e9
+    report(
+        f"race on {kind.__name__}, a primary killed in the middle: {len(rounds)} rounds, "
+        f"{len(wrong)} with more than one winner; the slowest call took {slowest:.1f} s"
+    )
+    spoiled = {int(problem.split()[1].rstrip(":")) for problem in wrong}
+    assert len(spoiled) <= 1
+    assert killed_at[0] < rounds[-1][0].ended_ns  # it was in the middle
+    for number in spoiled:
+        assert max(call.ended_ns for call in rounds[number]) > killed_at[0] - 1_000_000_000
 
 
 # -- the checks can fail ------------------------------------------------------

@@ -425,7 +425,7 @@ def test_a_burst_leaves_a_bounded_number_of_connections(
         barrier = threading.Barrier(MOST_IDLE + 40)
 
         def ask(_: int) -> None:
-            taken = store._connections._take(time.monotonic() + 30)
+            taken = store._connections.take(time.monotonic() + 30)
             barrier.wait()
             store._connections._exchange([("PING",)], [], time.monotonic() + 30, taken)
 

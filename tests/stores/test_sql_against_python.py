@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_unique.stores.base import Claim, Finish, Held, Start
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Record, State
-from celery_unique.stores.sql import SqlStore, dialects
+from celery_unique.stores.sql import SqlStore, dialects, mysql_statements
 from celery_unique.stores.sql.rows import FILLED_IN, PLACEHOLDER, fresh_record
 
 IDS = st.sampled_from(["a", "b", "c"])
@@ -169,6 +169,7 @@ def open_sql_store(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     opened: list[SqlStore] = []
     on_client_clock = dataclasses.replace(dialects.POSTGRESQL, clock="CAST(:client_us AS BIGINT)")
     monkeypatch.setitem(dialects.DIALECTS, "postgresql", on_client_clock)
+    monkeypatch.setattr(mysql_statements, "_US", "(:client_us + :offset_us)")
 
     def open_store(url: str) -> SqlStore:
         store = SqlStore.from_url(url)
@@ -208,6 +209,26 @@ def test_postgresql_answers_as_python_does(
     examples = iter(range(10**9))
 
     @settings(RELAXED, max_examples=60)
+    @given(st.lists(ACTS, min_size=2, max_size=25))
+    def check(steps: list[tuple[Any, ...]]) -> None:
+        compare(steps, f"key {next(examples)}", clock, store)
+
+    check()
+
+
+@pytest.mark.parametrize("answers_inserts", [True, False], ids=["mariadb", "mysql"])
+def test_mariadb_answers_as_python_does_in_its_own_and_in_mysqls_way(
+    open_sql_store: Callable[[str], SqlStore],
+    clock: Clock,
+    mariadb_url: str,
+    answers_inserts: bool,
+) -> None:
+    store = open_sql_store(mariadb_url)
+    store.ping()
+    store._database._engine.dialect.insert_returning = answers_inserts
+    examples = iter(range(10**9))
+
+    @settings(RELAXED, max_examples=40)
     @given(st.lists(ACTS, min_size=2, max_size=25))
     def check(steps: list[tuple[Any, ...]]) -> None:
         compare(steps, f"key {next(examples)}", clock, store)

@@ -40,6 +40,7 @@ SLACK = 0.7
 DATABASES = [
     pytest.param("sqlite_url", id="sqlite"),
     pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+    pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
 
 
@@ -570,10 +571,11 @@ def test_a_closed_store_is_used_again(
     confirm(store, key, "task")
 
 
+@pytest.mark.parametrize("sql_url", DATABASES[1:], indirect=True)
 def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
-    opened: Callable[..., SqlStore], postgres_url: str, key: str
+    opened: Callable[..., SqlStore], sql_url: str, key: str
 ) -> None:
-    store = opened(postgres_url)
+    store = opened(sql_url)
     publish(store, key, "task")
     stopped = subprocess.Popen(
         [
@@ -583,7 +585,7 @@ def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
                 f"""
                 import os, signal
                 from celery_unique.stores.sql import SqlStore
-                store = SqlStore.from_url({postgres_url!r}, timeout_s={TIMEOUT})
+                store = SqlStore.from_url({sql_url!r}, timeout_s={TIMEOUT})
 
                 def stop(session):
                     with store._alone(session, {key!r}):
@@ -605,7 +607,7 @@ def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
         eventually(
             lambda: store.acquire(key, claim("other")).outcome == "duplicate",
             ignoring=StoreUnavailable,
-            timeout=5,
+            timeout=20,
         )
     finally:
         stopped.send_signal(signal.SIGCONT)

@@ -290,7 +290,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 #: Histories, and acts in each.
-BUDGET = {"memory": (150, 40), "sqlite": (80, 30)}
+BUDGET = {
+    "memory": (150, 40),
+    "sqlite": (80, 30),
+    # Where only the way to the server is another one.
+    "cluster": (40, 40),
+    "sentinel": (15, 30),
+    "tls": (15, 30),
+    "mariadb": (40, 40),
+}
 SERVER_BUDGET = (100, 40)
 
 

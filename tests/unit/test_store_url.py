@@ -143,7 +143,9 @@ def test_an_unknown_scheme_is_told_with_the_nearest(scheme: str, meant: str) -> 
 
 
 def test_a_scheme_near_to_none_is_told_with_all() -> None:
-    with pytest.raises(ConfigurationError, match=r"no lock store for xyz://. Use 'memory://', "):
+    with pytest.raises(
+        ConfigurationError, match=r"no lock store for xyz://. Use 'mariadb://', 'memory://', "
+    ):
         url_of(unique_store_url="xyz://host")
 
 

@@ -18,6 +18,14 @@ local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
 local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
 local following, shared_name
 
+-- Given only the record, as in a cluster that is moving the slot: no key may be named there that
+-- does not exist. It will do, unless the key has followers.
+if not KEYS[2] then
+  for i = 1, #stored, 2 do
+    if stored[i] == "f" then return redis.error_reply("FOLLOWED all three keys are needed") end
+  end
+end
+
 -- A mark has less than four values. A task's empty values at the end are not stored, its lease
 -- counts from its creation, and its name is that of the others, if empty. All this keeps a value
 -- below the 64 bytes up to which Redis packs a hash tightly.

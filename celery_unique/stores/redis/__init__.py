@@ -9,6 +9,8 @@ except ImportError as error:
         'the redis:// lock store needs the redis package: pip install "celery-unique-tasks[redis]"'
     ) from error
 
+from .cluster import ClusterStore
+from .sentinel import SentinelStore
 from .store import RedisStore
 
-__all__ = ["RedisStore"]
+__all__ = ["ClusterStore", "RedisStore", "SentinelStore"]

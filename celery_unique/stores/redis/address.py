@@ -42,6 +42,11 @@ class Address:
     def connection(self) -> Connection:
         return self.connection_class(**self.options)
 
+    def at(self, host: str, port: int) -> Address:
+        """Another server, reached in the same way."""
+        options = {**self.options, "host": host, "port": port}
+        return Address(_label(options), self.connection_class, options)
+
     def conceal(self, text: str) -> str:
         """The text without the password, should a server or a driver ever repeat it."""
         password = self.options.get("password")

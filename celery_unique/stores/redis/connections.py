@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as Disconnected
@@ -30,11 +30,31 @@ MOST_IDLE = 64
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
+class Exchanging(Protocol):
+    """What a store needs of its connections, to one server or to several."""
+
+    timeout_s: float
+
+    @property
+    def label(self) -> str:
+        """Where the locks are, without credentials."""
+
+    def exchange(
+        self, commands: Sequence[Command], again: Callable[[Command], Command] | None = None
+    ) -> list[Any]: ...
+
+    def unavailable(self, error: Exception) -> StoreUnavailable: ...
+
+    def close(self) -> None: ...
+
+
 class Connections:
     """Connects on first use, and again when a connection turns out to be dead.
 
     Own code in place of redis-py's pool and client, whose retries know no total time.
     """
+
+    epoch = 0  # of one server there is only one
 
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address = address
@@ -42,6 +62,10 @@ class Connections:
         # A list as a stack: append and pop are atomic, and the warmest is used again first.
         self._idle: list[Connection] = []
         _pools.add(self)
+
+    @property
+    def label(self) -> str:
+        return self.address.label
 
     def exchange(
         self, commands: Sequence[Command], again: Callable[[Command], Command] | None = None
@@ -55,7 +79,7 @@ class Connections:
         replies: list[Any] = []
         try:
             try:
-                self._exchange(commands, replies, deadline, self._take(deadline))
+                self._exchange(commands, replies, deadline, self.take(deadline))
             except Disconnected:
                 left = commands[len(replies) :]
                 left = [again(command) for command in left] if again else left
@@ -76,19 +100,32 @@ class Connections:
             for n in range(len(commands)):
                 if n:  # a socket's time-out starts again with every reply, ours does not
                     set_deadline(connection, deadline)
-                replies.append(_reply(connection))
+                replies.append(reply_of(connection))
         except BaseException:  # a time limit of the caller's too: a reply is still to come
             connection.disconnect()
             raise
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             connection.disconnect()
             self.close()  # the server is a replica now: the name may lead to another one
-        elif len(self._idle) < MOST_IDLE:
+        else:
+            self.keep(connection)
+
+    def ask(self, command: Command, deadline: float) -> Any:
+        """The reply to one command, without another attempt; an error reply is raised."""
+        replies: list[Any] = []
+        self._exchange([command], replies, deadline, self.take(deadline))
+        if isinstance(replies[0], ResponseError):
+            raise replies[0]
+        return replies[0]
+
+    def keep(self, connection: Connection) -> None:
+        """A connection that has been told everything: for the next one who asks."""
+        if len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
             connection.disconnect()
 
-    def _take(self, deadline: float) -> Connection:
+    def take(self, deadline: float) -> Connection:
         while self._idle:
             try:
                 connection = self._idle.pop()
@@ -114,19 +151,13 @@ class Connections:
             set_deadline(connection, deadline)
         except (Disconnected, TimedOut, OSError) as error:
             connection.disconnect()
-            raise _ConnectFailed(str(error)) from error
+            raise ConnectFailed(str(error)) from error
         return connection
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
-        reason = error.__cause__ if isinstance(error, _ConnectFailed) else error
-        if isinstance(reason, TimedOut):
-            what = f"did not answer in time (unique_store_timeout is {self.timeout_s:g} s)"
-        elif isinstance(reason, (ResponseError, AuthenticationError)):
-            what = f"refused: {reason}"
-        else:
-            what = f"cannot be reached: {reason}"
+        what = self.address.conceal(what_happened(error, self.timeout_s))
         return StoreUnavailable(
-            f"The lock store, Redis at {self.address.label}, {self.address.conceal(what)}. "
+            f"The lock store, Redis at {self.address.label}, {what}. "
             "Check that the server runs and that unique_store_url leads to it",
             store=self.address.label,
         )
@@ -147,8 +178,17 @@ def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
     return [b"".join([pack_command(command) for command in commands])]
 
 
-class _ConnectFailed(RedisError):
+class ConnectFailed(RedisError):
     """Not a Disconnected: nothing was sent, and another attempt would fail as well."""
+
+
+def what_happened(error: Exception, timeout_s: float) -> str:
+    reason = (error.__cause__ or error) if isinstance(error, ConnectFailed) else error
+    if isinstance(reason, TimedOut):
+        return f"did not answer in time (unique_store_timeout is {timeout_s:g} s)"
+    if isinstance(reason, (ResponseError, AuthenticationError)):
+        return f"refused: {reason}"
+    return f"cannot be reached: {reason}"
 
 
 def is_open(connection: Connection) -> bool:
@@ -167,7 +207,8 @@ def set_deadline(connection: Connection, deadline: float) -> None:
     connection._sock.settimeout(remaining)
 
 
-def _reply(connection: Connection) -> Any:
+def reply_of(connection: Connection) -> Any:
+    """The next reply; a refusal of the command is a reply too."""
     try:
         return connection.read_response()
     except ResponseError as error:

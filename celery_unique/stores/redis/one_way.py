@@ -8,17 +8,45 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import Protocol
 
 from redis.exceptions import ConnectionError as Disconnected
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as TimedOut
 
+from celery_unique.exceptions import StoreUnavailable
+
 from .address import Connection
-from .connections import Command, Connections, packed, set_deadline
+from .connections import Command, packed, reply_of, set_deadline
 
 _senders: weakref.WeakSet[OneWay] = weakref.WeakSet()
 
+
+class Connecting(Protocol):
+    """What one-way acts need of a store's connections."""
+
+    timeout_s: float
+
+    @property
+    def epoch(self) -> int:
+        """Another number once connections made before must not be used any more."""
+
+    def connect(self, deadline: float) -> Connection: ...
+
+    def unavailable(self, error: Exception) -> StoreUnavailable: ...
+
+
 FLUSHED = b"celery_unique flushed"
+
+
+class Sending(Protocol):
+    """What a store needs for its one-way acts."""
+
+    def send(self, command: Command) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class OneWay:
@@ -28,11 +56,12 @@ class OneWay:
     by those on other connections. What was sent before the server died is lost.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connecting) -> None:
         self._connections = connections
         self._connection: Connection | None = None
         self._mutex = threading.Lock()
         self._unflushed = False
+        self._epoch = 0
         _senders.add(self)
 
     def send(self, command: Command) -> None:
@@ -58,7 +87,7 @@ class OneWay:
             commands = [("CLIENT", "REPLY", "ON"), ("ECHO", FLUSHED), ("CLIENT", "REPLY", "OFF")]
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             # Replies that were not off after all (a proxy that ignores CLIENT REPLY) come first.
-            while _reply(connection) != FLUSHED:
+            while reply_of(connection) != FLUSHED:
                 pass
 
     def close(self) -> None:
@@ -83,13 +112,13 @@ class OneWay:
 
     def _open(self, deadline: float) -> Connection:
         connection = self._connection
-        if connection is None:
+        if connection is None or self._epoch != self._connections.epoch:
             return self._connect(deadline)
         try:
             # A server that went away has closed the connection: noticed here, since writing
             # to it would still succeed. Replies that are not off are read and forgotten.
             while connection.can_read(0):
-                _reply(connection)
+                reply_of(connection)
         except (Disconnected, TimedOut, OSError):
             return self._connect(deadline)
         set_deadline(connection, deadline)
@@ -98,6 +127,7 @@ class OneWay:
     def _connect(self, deadline: float) -> Connection:
         self._drop()
         connection = self._connections.connect(deadline)
+        self._epoch = self._connections.epoch
         connection.send_packed_command(connection.pack_command("CLIENT", "REPLY", "OFF"))
         self._connection = connection
         return connection
@@ -106,13 +136,6 @@ class OneWay:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-
-
-def _reply(connection: Connection) -> object:
-    try:
-        return connection.read_response()
-    except ResponseError as error:
-        return error
 
 
 def _forget_after_fork() -> None:

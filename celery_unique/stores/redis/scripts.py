@@ -40,6 +40,16 @@ RETRY = load("retry", FOLLOWING)
 FINISH = load("finish", FOLLOWING)
 SETTLE = load("settle", FOLLOWING)
 FORGET = load("forget")
+#: These touch nothing but the record of a key that has no followers; acquire, unless it adds one.
+RECORD_ONLY = frozenset(
+    name
+    for script in (
+        *(ACQUIRE, CONFIRM, GIVE_BACK, HELP, CANCEL, RELEASE),
+        *(START, RENEW, RETRY, FINISH, SETTLE, FORGET),
+    )
+    for name in (script.sha, script.body)
+)
+
 FOLLOWERS = load("followers", FOLLOWING)
 COMPLETE_FOLLOWER = load("complete_follower", FOLLOWING)
 REAP = load("reap", FOLLOWING)

@@ -23,10 +23,10 @@ from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
 from . import scripts
 from .address import Address, address_of
-from .connections import Command, Connections
+from .connections import Command, Connections, Exchanging
 from .following import RedisFollowing
 from .layout import Layout, record_of
-from .one_way import OneWay
+from .one_way import OneWay, Sending
 from .scripts import Script
 
 #: Commands sent at once before their replies are read.
@@ -40,15 +40,23 @@ class RedisStore(RedisFollowing):
     mechanism = "one Lua script for each act, run atomically by the Redis server"
 
     def __init__(
-        self, address: Address, *, namespace: str = "", timeout_s: float = 2.0, key_prefix: str = ""
+        self,
+        address: Address,
+        *,
+        namespace: str = "",
+        timeout_s: float = 2.0,
+        key_prefix: str = "",
+        connections: Exchanging | None = None,
+        one_way: Sending | None = None,
     ) -> None:
         self.clock_offset_ms = 0
         self._address = address
         self._layout = Layout(namespace, key_prefix)
-        where = f"{address.label} {self._layout.pattern}"
+        one_server = Connections(address, timeout_s)
+        self._connections: Exchanging = connections or one_server
+        self._one_way: Sending = one_way or OneWay(one_server)
+        where = f"{self._connections.label} {self._layout.pattern}"
         self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
-        self._connections = Connections(address, timeout_s)
-        self._one_way = OneWay(self._connections)
 
     @classmethod
     def from_url(
@@ -66,7 +74,7 @@ class RedisStore(RedisFollowing):
         return cls(address, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
 
     def __repr__(self) -> str:
-        return f"<RedisStore {self._address.label}>"
+        return f"<{type(self).__name__} {self._connections.label}>"
 
     def fingerprint(self) -> str:
         """The same for every process that uses these locks, and without credentials."""
@@ -196,13 +204,16 @@ class RedisStore(RedisFollowing):
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
             [(position, names)] = self._ask([scan])
-            found = {self._layout.key_of(name.decode()) for name in names}
-            keys = sorted(key for key in found if key is not None and key not in seen)
-            seen.update(keys)
-            yield from self._read_all(keys)
+            yield from self._read_all(self._new_keys(names, seen))
             cursor = int(position)
             if cursor == 0:
                 return
+
+    def _new_keys(self, names: list[bytes], seen: set[str]) -> list[str]:
+        found = {self._layout.key_of(name.decode()) for name in names}
+        keys = sorted(key for key in found if key is not None and key not in seen)
+        seen.update(keys)
+        return keys
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
         reads = [("HGETALL", self._layout.name_of(key)) for key in keys]

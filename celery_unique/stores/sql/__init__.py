@@ -1,4 +1,4 @@
-"""The lock store on SQLite and PostgreSQL, through SQLAlchemy Core."""
+"""The lock store on SQLite, PostgreSQL, MariaDB and MySQL, through SQLAlchemy Core."""
 
 from .store import SqlStore
 

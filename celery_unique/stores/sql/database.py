@@ -40,6 +40,11 @@ class Session:
         self.answered += 1
         return result
 
+    @property
+    def answers_inserts(self) -> bool:
+        """Whether INSERT .. RETURNING can be used: known once there is a connection."""
+        return self._connection.dialect.insert_returning
+
     def next_act(self) -> None:
         """The same connection and a new act, with the whole time-out before it."""
         self.answered = 0

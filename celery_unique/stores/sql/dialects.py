@@ -30,6 +30,8 @@ class Dialect:
     lock_row: str  # ... once this was appended to a SELECT of it; empty: not needed
     skip_locked: str  # after the SELECT of rows to delete
     only_due: str  # after the index on due_at: leaves rows without followers out of it
+    quote: str = '"'  # around the name of a table
+    text: str = "TEXT"  # a type without a limit that a record or a message could reach
 
 
 POSTGRESQL = Dialect(
@@ -54,4 +56,18 @@ SQLITE = Dialect(
     only_due=" WHERE due_at IS NOT NULL",
 )
 
-DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
+#: utf8mb4_bin: two keys that differ in case alone are two keys. MySQL's TEXT ends at 64 kB.
+MYSQL = Dialect(
+    name="mysql",
+    clock="",  # see mysql_statements
+    find="instr",
+    table_suffix=" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    begin="BEGIN",
+    lock_row="FOR UPDATE",
+    skip_locked="",
+    only_due="",
+    quote="`",
+    text="LONGTEXT",
+)
+
+DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE, MYSQL)}

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery_unique.exceptions import ConfigurationError
 
-from .deadline import Deadline, call_within
+from .connecting import connect_within
+from .deadline import Deadline
+from .mysql_driver import prepare_pymysql
 from .options import INSTALL, SETTING, Options
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     """An engine whose every statement commits by itself. It connects when it is used."""
     from sqlalchemy import create_engine
 
-    sqlite = options.url.get_backend_name() == "sqlite"
-    if sqlite:
+    backend = options.url.get_backend_name()
+    if backend == "sqlite":
         _check_sqlite_version()
     try:
         engine = create_engine(
@@ -36,14 +38,16 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
             max_overflow=0,
             pool_timeout=0,
             hide_parameters=True,  # errors are logged, and a key is made from arguments
-            connect_args={} if sqlite else _psycopg_options(options),
+            connect_args=_psycopg_options(options) if backend == "postgresql" else {},
         )
     except ImportError as error:
         raise ConfigurationError(
             f"The lock store {options.shown_url} needs a driver: {INSTALL}", setting=SETTING
         ) from error
-    if sqlite:
+    if backend == "sqlite":
         _prepare_sqlite(engine, options.synchronous)
+    elif backend == "mysql":
+        prepare_pymysql(engine, options, deadline)
     else:
         _prepare_psycopg(engine, deadline)
     return engine
@@ -73,20 +77,8 @@ def _prepare_sqlite(engine: Engine, synchronous: str) -> None:
 
 
 def _prepare_psycopg(engine: Engine, deadline: Deadline) -> None:
-    from sqlalchemy import event
-
     connection_class = _bounded_connection(engine.dialect.loaded_dbapi, deadline)
-
-    @event.listens_for(engine, "do_connect")
-    def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
-        try:
-            return call_within(
-                deadline.remaining(),
-                lambda: connection_class.connect(*args, **options),
-                late=lambda connection: connection.close(),
-            )
-        except TimeoutError as error:
-            raise engine.dialect.loaded_dbapi.OperationalError(str(error)) from None
+    connect_within(engine, deadline, connection_class.connect)
 
 
 def _bounded_connection(psycopg: Any, deadline: Deadline) -> Any:

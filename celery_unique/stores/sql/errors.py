@@ -9,19 +9,37 @@ if TYPE_CHECKING:
     from .options import Options
 
 
+#: Codes of MariaDB and MySQL.
+DEADLOCK, LOCK_WAIT_OVER, CHANGED_SINCE_READ = 1213, 1205, 1020
+NO_SUCH_TABLE, TABLE_EXISTS = 1146, 1050
+NOT_ALLOWED = (1142, 1143)
+READ_ONLY = (1290, 1836)
+
+
 def is_busy(error: Any) -> bool:
-    """Another process holds SQLite's write lock. Nothing was done."""
-    return _sqlite_name(error).startswith("SQLITE_BUSY")
+    """Others are at the same rows, or hold SQLite's write lock. Nothing was done."""
+    return _sqlite_name(error).startswith("SQLITE_BUSY") or _mysql_code(error) in (
+        DEADLOCK,
+        LOCK_WAIT_OVER,
+        CHANGED_SINCE_READ,
+    )
 
 
 def is_missing_table(error: Any) -> bool:
-    """PostgreSQL has a code for it; SQLite has only words."""
-    return _sqlstate(error) == "42P01" or "no such table" in _first_line(error)
+    """PostgreSQL and MariaDB have a code for it; SQLite has only words."""
+    return (
+        _sqlstate(error) == "42P01"
+        or _mysql_code(error) == NO_SUCH_TABLE
+        or "no such table" in _first_line(error)
+    )
 
 
 def is_create_race(error: Any) -> bool:
     """CREATE .. IF NOT EXISTS looks first and creates then: two at once can clash."""
-    return _sqlstate(error) in ("23505", "42P07", "42710", "XX000")
+    return (
+        _sqlstate(error) in ("23505", "42P07", "42710", "XX000")
+        or _mysql_code(error) == TABLE_EXISTS
+    )
 
 
 def explain(error: Any, options: Options) -> str:
@@ -32,7 +50,8 @@ def explain(error: Any, options: Options) -> str:
 
 
 def _cure(cause: Any, options: Options) -> str:
-    if is_missing_table(cause) or _sqlstate(cause) == "42501":
+    forbidden = _sqlstate(cause) == "42501" or _mysql_code(cause) in NOT_ALLOWED
+    if is_missing_table(cause) or forbidden:
         return (
             f"The tables {options.table} and {options.table}_followers must exist, and this user "
             "must be allowed to select, insert, update and delete there: let a user who may create "
@@ -41,10 +60,12 @@ def _cure(cause: Any, options: Options) -> str:
         )
     if _sqlstate(cause) == "25006":
         return "This server is read-only: add target_session_attrs=read-write to find the primary."
+    if _mysql_code(cause) in READ_ONLY:
+        return "This server is read-only: name the primary."
     if _sqlite_name(cause).startswith("SQLITE_CANTOPEN"):
         return _cure_for_path(Path(options.url.database or ""))
     if is_busy(cause):
-        return "Another process holds its write lock."
+        return "Another process holds its write lock." if _sqlite_name(cause) else ""
     return ""
 
 
@@ -55,12 +76,19 @@ def _cure_for_path(path: Path) -> str:
 
 
 def _first_line(error: Any) -> str:
-    lines = str(error).strip().splitlines()
+    text = str(error.args[1]) if _mysql_code(error) else str(error)
+    lines = text.strip().splitlines()
     return lines[0].rstrip(". ") if lines else type(error).__name__
 
 
 def _sqlstate(error: Any) -> str | None:
     return getattr(error, "sqlstate", None)
+
+
+def _mysql_code(error: Any) -> int:
+    """PyMySQL's errors are a number and a text; 0 for those of others."""
+    arguments: tuple[Any, ...] = getattr(error, "args", ())
+    return arguments[0] if len(arguments) == 2 and isinstance(arguments[0], int) else 0
 
 
 def _sqlite_name(error: Any) -> str:

@@ -24,9 +24,15 @@ DRIVERS = {
     "postgres": "postgresql+psycopg",
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mysql+pymysql": "mysql+pymysql",
+    "mariadb": "mysql+pymysql",
+    "mariadb+pymysql": "mysql+pymysql",
     "sqlite": "sqlite+pysqlite",
     "sqlite+pysqlite": "sqlite+pysqlite",
 }
+
+PORTS = {"postgresql": 5432, "mysql": 3306}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})?")
 
@@ -55,7 +61,8 @@ class Options:
         if url.get_backend_name() == "sqlite":
             place = os.path.realpath(url.database or "")
         else:
-            place = f"{(url.host or '').lower()}:{url.port or 5432}/{url.database or ''}"
+            port = url.port or PORTS[url.get_backend_name()]
+            place = f"{(url.host or '').lower()}:{port}/{url.database or ''}"
         text = "\n".join((url.get_backend_name(), place, self.table, self.namespace))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -76,6 +83,11 @@ def read_options(url: str, namespace: str, timeout_s: float, given: dict[str, An
         raise ConfigurationError(
             "unique_namespace is longer than 100 characters.", setting="unique_namespace"
         )
+    if parsed.get_backend_name() == "mysql" and namespace != namespace.rstrip(" "):
+        raise ConfigurationError(
+            "unique_namespace ends with a space, which MariaDB and MySQL do not tell from none.",
+            setting="unique_namespace",
+        )
     chosen: dict[str, Any] = {
         name: _READERS[name](name, value) for name, value in {**in_query, **given}.items()
     }
@@ -95,16 +107,16 @@ def _parsed(url: str) -> URL:
     except (ArgumentError, ValueError):
         # Neither its text nor the cause: a URL that was not understood may show its password.
         raise ConfigurationError(
-            "unique_store_url is not a database URL: write sqlite:///locks.db or "
-            "postgresql+psycopg://host:5432/database. Special characters in the user or password "
-            "before the host must be percent-encoded.",
+            "unique_store_url is not a database URL: write sqlite:///locks.db, "
+            "postgresql+psycopg://host:5432/database or mysql+pymysql://host:3306/database. "
+            "Special characters in the user or password before the host must be percent-encoded.",
             setting=SETTING,
         ) from None
     driver = DRIVERS.get(parsed.drivername)
     if driver is None:
         raise ConfigurationError(
             f"The SQL lock store cannot use {shown(parsed.drivername)}: write "
-            "postgresql+psycopg:// or sqlite:///.",
+            "postgresql+psycopg://, mysql+pymysql:// or sqlite:///.",
             setting=SETTING,
         )
     return parsed.set(drivername=driver)

@@ -24,10 +24,12 @@ _ONE = f"{_THIS} AND follower_id = :follower_id"
 class Statements:
     """The statements for one table of one database."""
 
+    _followers_suffix = ""  # after the closing parenthesis of that table
+
     def __init__(self, dialect: Dialect, table: str) -> None:
         self._dialect = dialect
-        self._table = _quoted(table)
-        self._followers = _quoted(f"{table}_followers")
+        self._table = self._quoted(table)
+        self._followers = self._quoted(f"{table}_followers")
         self._name = table.rpartition(".")[2]
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
@@ -59,7 +61,7 @@ class Statements:
 CREATE TABLE IF NOT EXISTS {self._table} (
     namespace      VARCHAR(100) NOT NULL,
     lock_key       VARCHAR(255) NOT NULL,
-    record         TEXT         NOT NULL,
+    record         {self._dialect.text:<12} NOT NULL,
     token          BIGINT       NOT NULL,
     revision       BIGINT       NOT NULL,
     expires_at     BIGINT       NOT NULL,
@@ -70,24 +72,37 @@ CREATE TABLE IF NOT EXISTS {self._table} (
     holder_until   BIGINT       NOT NULL,
     due_at         BIGINT,
     schema_version SMALLINT     NOT NULL DEFAULT {TABLE_VERSION},
-    PRIMARY KEY (namespace, lock_key)
+    PRIMARY KEY (namespace, lock_key){self._indexes_in_table()}
 ){self._dialect.table_suffix}""",
-            self._index("expires", "expires_at"),
-            self._index("due", "due_at") + self._dialect.only_due,
+            *self._indexes(),
             f"""\
 CREATE TABLE IF NOT EXISTS {self._followers} (
     namespace      VARCHAR(100) NOT NULL,
     lock_key       VARCHAR(255) NOT NULL,
     follower_id    VARCHAR(255) NOT NULL,
-    facts          TEXT         NOT NULL,
-    message        TEXT         NOT NULL,
+    facts          {self._dialect.text:<12} NOT NULL,
+    message        {self._dialect.text:<12} NOT NULL,
     PRIMARY KEY (namespace, lock_key, follower_id)
-)""",
+){self._followers_suffix}""",
+        ]
+
+    def _indexes(self) -> list[str]:
+        return [
+            self._index("expires", "expires_at"),
+            self._index("due", "due_at") + self._dialect.only_due,
         ]
 
     def _index(self, name: str, column: str) -> str:
         where = f"{self._table} (namespace, {column})"
         return f'CREATE INDEX IF NOT EXISTS "{self._name}_{name}" ON {where}'
+
+    def _indexes_in_table(self) -> str:
+        """Those that are declared with the table."""
+        return ""
+
+    def _quoted(self, table: str) -> str:
+        quote = self._dialect.quote
+        return ".".join(f"{quote}{part}{quote}" for part in table.split("."))
 
     def _clock(self) -> str:
         return f"(SELECT {self._dialect.clock} + CAST(:offset_us AS BIGINT) AS us)"
@@ -201,10 +216,6 @@ CREATE TABLE IF NOT EXISTS {self._followers} (
             VALUES (:namespace, :key, :follower_id, :facts, :message)
             ON CONFLICT (namespace, lock_key, follower_id)
             DO UPDATE SET facts = excluded.facts, message = excluded.message"""
-
-
-def _quoted(table: str) -> str:
-    return ".".join(f'"{part}"' for part in table.split("."))
 
 
 def _text(sql: str) -> TextClause:

@@ -27,12 +27,14 @@ from ..recorded import RecordedStore
 from .database import Database, Session
 from .dialects import DIALECTS
 from .followers import FollowerRows
+from .mysql_statements import MySqlStatements
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
 from .statements import Statements
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
+    from sqlalchemy.engine import CursorResult
 
 Reply = TypeVar("Reply")
 
@@ -48,11 +50,12 @@ class _MustBeAlone(Exception):
 
 
 class SqlStore(RecordedStore):
-    """A table of locks and one of followers, on SQLite or PostgreSQL."""
+    """A table of locks and one of followers, on SQLite, PostgreSQL, MariaDB or MySQL."""
 
     guarantee: Guarantee = "strong"
     mechanism = (
-        "one row a key: INSERT .. ON CONFLICT, and compare-and-set on a revision, in autocommit; "
+        "one row a key: an INSERT that makes it or finds it, and compare-and-set on a revision, in "
+        "autocommit; "
         "with followers a transaction"
     )
 
@@ -60,7 +63,8 @@ class SqlStore(RecordedStore):
         self.clock_offset_ms = 0
         self._options = options
         dialect = DIALECTS[options.url.get_backend_name()]
-        self._statements = Statements(dialect, options.table)
+        statements = MySqlStatements if dialect.name == "mysql" else Statements
+        self._statements = statements(dialect, options.table)
         self._database = Database(options, self._statements.ddl())
         self._one_way = OneWay(options.timeout_s)
 
@@ -102,6 +106,13 @@ class SqlStore(RecordedStore):
         return self._database.run(acquire_the_rest)
 
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
+        if not session.answers_inserts:  # MySQL: as any other act, a read and a write
+            return self._swap(
+                session,
+                key,
+                lambda record, us: acts.acquire(record, claim, us // 1000),
+                alone=bool(claim.join),
+            )
         values = {
             "record": fresh_record(claim),
             "grace_ms": claim.grace_ms,
@@ -289,11 +300,10 @@ class SqlStore(RecordedStore):
         for key in abandoned:
             self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
         values = self._values() | {"batch": batch}
-        # Counted by its rows: Python's sqlite3 has no rowcount for a statement that begins WITH.
         swept = self._database.run(
-            lambda session: session.execute(self._statements.sweep, values).all()
+            lambda session: _count(session.execute(self._statements.sweep, values))
         )
-        return len(abandoned) + len(swept)
+        return len(abandoned) + swept
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
@@ -307,6 +317,11 @@ def _alive(row: Row) -> Record:
     record = row.load()
     record.purge(row.now)
     return record
+
+
+def _count(swept: CursorResult[Any]) -> int:
+    # By its rows where it has some: Python's sqlite3 has no rowcount for what begins WITH.
+    return len(swept.all()) if swept.returns_rows else swept.rowcount
 
 
 def _new_revision() -> int:

@@ -1,0 +1,27 @@
+"""Connecting, which no driver can be told to do within a certain time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .deadline import Deadline, call_within
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+def connect_within(engine: Engine, deadline: Deadline, connect: Callable[..., Any]) -> None:
+    """Let the engine make its connections by ``connect``, within the time of the act."""
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "do_connect")
+    def connect_in_time(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        try:
+            return call_within(
+                deadline.remaining(),
+                lambda: connect(*args, **options),
+                late=lambda connection: connection.close(),
+            )
+        except TimeoutError as error:
+            raise engine.dialect.loaded_dbapi.OperationalError(str(error)) from None
