@@ -23,7 +23,7 @@ from celery_unique.operations.selecting import HeldLock, find
 from celery_unique.runtime import Runtime
 
 from . import FOUND_NOTHING
-from .options import Asked, asked, call_options, json_option, read_idempotency_key
+from .options import Asked, asked, call_options, idempotency_key_of, json_option
 from .screen import Screen, age, moment, printable
 
 #: A shortened key of few digits may mean many.
@@ -104,7 +104,7 @@ def _explanations(
     runtime: Runtime, what: str | None, given: dict[str, Any]
 ) -> Iterator[Explanation]:
     args, kwargs = given["args"], given["kwargs"]
-    idempotency_key = read_idempotency_key(given["idempotency_key"])
+    idempotency_key = idempotency_key_of(given)
     if idempotency_key is not None:
         yield explain_idempotency_key(runtime, what, idempotency_key, args, kwargs)
     elif what is None:

@@ -88,7 +88,7 @@ class Desk:
         *arguments: str,
         stdin: str = "",
         before: Sequence[str] = (),
-        timeout: float = 60,
+        timeout: float = 120,
         **settings: Any,
     ) -> Done:
         """``celery -A app ARGUMENTS``; ``before`` comes before the command."""

@@ -15,7 +15,7 @@ from tests.acceptance.operating.desk import Desk, Done
 from tests.kit import RedisServer, Worker, eventually
 from tests.kit.server import find_program, free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 #: Long, for a worker of a loaded machine; the doctor waits for it once.
 TIMEOUT = "4"

@@ -23,7 +23,7 @@ from tests.kit import PostgresServer, RedisServer, TcpProxy
 COUNT = 10_000
 PART = 500
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
