@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from celery_unique.operations.selecting import (
 from celery_unique.runtime import Runtime
 
 from .screen import Screen, printable
+
+#: In the words of the modules below, which do not know how they were called.
+GENERIC = "celery -A APP unique"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -101,6 +105,15 @@ def asked(ctx: click.Context, as_json: bool) -> Asked:
             err=True,
         )
     return Asked(runtime, screen, as_json)
+
+
+def program(ctx: click.Context) -> str:
+    """How the commands were called, for advice that can be copied."""
+    root = ctx.find_root()
+    if root.command.name == "unique":  # by main(): the program has this group alone
+        return root.info_name or GENERIC
+    app = root.params.get("app")
+    return f"celery -A {shlex.quote(app)} unique" if isinstance(app, str) else GENERIC
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON in lines.")
