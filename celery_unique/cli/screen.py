@@ -87,14 +87,21 @@ class Screen:
             self.words(value, first=label, indent=" " * (len(indent) + longest + len(GAP)))
 
     def words(
-        self, text: str, *, first: str = "", indent: str = "", kind: str = "", bold: bool = False
+        self,
+        text: str,
+        *,
+        first: str = "",
+        indent: str = "",
+        kind: str = "",
+        bold: bool = False,
+        err: bool = False,
     ) -> None:
         """Printable text, broken between words on a terminal; ``first`` stands before it."""
         width = max(self.width() - len(indent), 20)
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         for n, line in enumerate(lines or [""]):
             shown = self.styled(line, kind, bold=bold) if kind or bold else line
-            self.line((indent if n else first) + shown)
+            self.line((indent if n else first) + shown, err=err)
 
 
 class Table:
