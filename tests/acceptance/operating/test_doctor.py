@@ -31,7 +31,9 @@ def good_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def sound(good_server: RedisServer, directory: Path) -> Iterator[Desk]:
     """All is well here: a worker, the same store for all."""
-    desk = Desk(good_server.url, good_server.url, directory)
+    # No worker consumes the queue of digests.
+    routes = {"task_routes": {"shop.send_digest": {"queue": "slow"}}}
+    desk = Desk(good_server.url, good_server.url, directory, routes)
     desk.start_worker("sound")
     yield desk
     desk.close()
@@ -265,8 +267,6 @@ def has_lapsed(desk: Desk, result: Any) -> bool:
 
 def test_it_finds_a_lock_whose_message_was_purged_and_release_frees_it(sound: Desk) -> None:
     """The documented step after a purge; what a worker holds keeps its key."""
-    route = {"task_routes": {"shop.send_digest": {"queue": "slow"}}}
-    sound.app.conf.update(route)
     lost = sound.app.send_task("shop.send_digest", kwargs={"user_id": 1}, unique=True)
     kept = sound.app.send_task(
         "shop.rebuild_index", kwargs={"shop_id": 4}, unique=True, countdown=600
@@ -274,11 +274,11 @@ def test_it_finds_a_lock_whose_message_was_purged_and_release_frees_it(sound: De
     eventually(lambda: kept.id in held_ids(sound), timeout=30, message="not received")
     # Not taken for lost while it is in its queue, however long nobody consumes it.
     eventually(lambda: is_old_enough(sound, lost), timeout=30, message="the clock stands still")
-    before = sound.unique("release", "--lost", "--yes", conf=route)
-    purge = sound.run("purge", "--force", "--queues", "slow", conf=route)
+    before = sound.unique("release", "--lost", "--yes")
+    purge = sound.run("purge", "--force", "--queues", "slow")
 
-    done = examine(sound, conf=route)
-    freed = sound.unique("release", "--lost", "--yes", "--json", conf=route)
+    done = examine(sound)
+    freed = sound.unique("release", "--lost", "--yes", "--json")
 
     assert before.code == 1, before.out
     assert "Purged 1 message" in purge.out
