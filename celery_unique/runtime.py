@@ -16,6 +16,7 @@ from typing import Any
 from . import reports
 from .coordinator import UniqueTaskCoordinator
 from .exceptions import ConfigurationError, StoreUnavailable
+from .health import RenewalHealth
 from .holding import Holding
 from .leases import Leases
 from .settings import UniqueSettings, read_settings, warn_unknown_settings
@@ -46,6 +47,8 @@ class Runtime:
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
         self._failed_over_last = ("", "")
+        #: Of the worker in this process; None where there is none.
+        self.renewal: RenewalHealth | None = None
         #: A worker's thread for what its main loop must not wait for.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from .base import Guarantee
+from .diagnosis import Diagnosis
 from .record import Record
 from .recorded import RecordedStore
 
@@ -90,6 +91,9 @@ class MemoryStore(RecordedStore):
 
     def ping(self) -> None:
         """Always there."""
+
+    def diagnose(self) -> Diagnosis:
+        return Diagnosis("process", {"server": "this process"})
 
     def flush(self) -> None:
         """Nothing is one way here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,7 +80,9 @@ class ClusterStore(RedisStore):
             self._connections.exchange([("PING",)], server=server)
 
     def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
-        seen: set[str] = set()  # a slot that moves meanwhile is met on two nodes
+        seen: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # a slot that moves meanwhile is met on two nodes
         for server in self._connections.primaries_now():
             cursor = 0
             while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,11 +20,13 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
+from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
 from . import scripts
 from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
+from .diagnosis import QUESTIONS, diagnosis_of
 from .following import RedisFollowing
 from .layout import Layout, record_of
 from .one_way import OneWay, Sending
@@ -31,6 +34,9 @@ from .scripts import Script
 
 #: Commands sent at once before their replies are read.
 BATCH = 500
+#: How many keys of a walk are remembered: SCAN may tell of a key more than once, and a walk over
+#: millions shall not keep them all.
+WALKED = 100_000
 
 
 class RedisStore(RedisFollowing):
@@ -199,7 +205,7 @@ class RedisStore(RedisFollowing):
         return record_of(fields, now), now
 
     def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
-        seen: set[str] = set()  # SCAN may tell of a key more than once
+        seen: OrderedDict[str, None] = OrderedDict()
         cursor = 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
@@ -209,10 +215,12 @@ class RedisStore(RedisFollowing):
             if cursor == 0:
                 return
 
-    def _new_keys(self, names: list[bytes], seen: set[str]) -> list[str]:
+    def _new_keys(self, names: list[bytes], seen: OrderedDict[str, None]) -> list[str]:
         found = {self._layout.key_of(name.decode()) for name in names}
         keys = sorted(key for key in found if key is not None and key not in seen)
-        seen.update(keys)
+        seen.update(dict.fromkeys(keys))
+        while len(seen) > WALKED:
+            seen.popitem(last=False)
         return keys
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
@@ -233,6 +241,9 @@ class RedisStore(RedisFollowing):
 
     def ping(self) -> None:
         self._ask([("PING",)])
+
+    def diagnose(self) -> Diagnosis:
+        return diagnosis_of(self._connections.exchange(QUESTIONS))
 
     def flush(self) -> None:
         self._one_way.flush()

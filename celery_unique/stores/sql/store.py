@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
+from ..diagnosis import Diagnosis
 from ..following import KEPT_MS
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
+from .diagnosis import diagnose
 from .dialects import DIALECTS
 from .followers import FollowerRows
 from .mysql_statements import MySqlStatements
@@ -307,6 +309,10 @@ class SqlStore(RecordedStore):
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
+
+    def diagnose(self) -> Diagnosis:
+        url, place = self._options.url, self._options.shown_url
+        return self._database.run(lambda session: diagnose(session, url.get_backend_name(), place))
 
     def close(self) -> None:
         self._one_way.drain(self._options.timeout_s)
