@@ -30,6 +30,7 @@ class LockHeader:
     delivery: str = ""
     token: int = 0
     again: bool = False  # this message may exist twice
+    watched: bool = False  # the worker sends the events of this task
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def as_message(self) -> dict[str, Any]:
@@ -51,7 +52,9 @@ class LockHeader:
 
     def as_published(self) -> LockHeader:
         """Without what only the worker adds: a retry is published again from here."""
-        return replace(self, sent_by=self.delivery, delivery="", token=0, again=False)
+        return replace(
+            self, sent_by=self.delivery, delivery="", token=0, again=False, watched=False
+        )
 
 
 #: Short names: the header is part of every message.
@@ -68,4 +71,5 @@ _FIELDS = {
     "delivery": "delivery",
     "token": "token",
     "again": "again",
+    "watched": "watched",
 }

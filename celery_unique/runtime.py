@@ -95,11 +95,13 @@ class Runtime:
         return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
 
     def flush(self) -> None:
-        """Wait until the store has heard what was told one way, if it can be reached."""
+        """Wait until the store, if it can be reached, and monitors have heard what was told."""
         for store in (self._store, self._gate_store):
             if store is not None:
                 with suppress(StoreUnavailable):
                     store.flush()
+        if self._holding is not None:
+            self._holding.events.flush()
 
     def _close_stores(self) -> None:
         for store in (self._store, self._gate_store):
