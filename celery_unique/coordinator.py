@@ -131,7 +131,9 @@ class UniqueTaskCoordinator:
             arguments=attempt.arguments,
         )
 
-    def _header(self, attempt: Attempt, task_id: str, created_at: int) -> LockHeader:
+    def _header(
+        self, attempt: Attempt, task_id: str, created_at: int, outcome: str = "created"
+    ) -> LockHeader:
         claim = self._claim(attempt)
         return LockHeader(
             task_id=task_id,
@@ -142,6 +144,7 @@ class UniqueTaskCoordinator:
             window_ms=claim.keep_ms or claim.window_ms,
             keep=claim.keep,
             arguments=attempt.arguments,
+            outcome="" if outcome == "created" else outcome,
         )
 
     def _publish_created(
@@ -152,7 +155,7 @@ class UniqueTaskCoordinator:
             if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
                 # So slow that the grace could end before the message is out.
                 self.store.acquire(attempt.key, replace(self._claim(attempt), again=True))
-            header = self._header(attempt, attempt.task_id, acquired.now)
+            header = self._header(attempt, attempt.task_id, acquired.now, facts.outcome)
             result = send(attempt.task_id, header, _changed_delay(attempt, acquired))
         except BaseException:
             self.give_back(attempt)
@@ -242,7 +245,8 @@ class UniqueTaskCoordinator:
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
         reports.unlocked(attempt.task_name, attempt.task_id, why)
-        result = send(attempt.task_id, self._header(attempt, attempt.task_id, 0), None)
+        header = self._header(attempt, attempt.task_id, 0, "bypassed")
+        result = send(attempt.task_id, header, None)
         self.remember(attempt.task_id, attempt.key)
         return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
 

@@ -24,6 +24,8 @@ class LockHeader:
     window_ms: int = 0
     keep: str = ""
     arguments: str = ""
+    #: What became of the call, where it is not "created".
+    outcome: str = ""
     #: The delivery whose body published this message: a retry, or a replacement.
     sent_by: str = ""
     # Added by the worker that starts it, for the process that runs the body.
@@ -67,6 +69,7 @@ _FIELDS = {
     "window": "window_ms",
     "keep": "keep",
     "args": "arguments",
+    "outcome": "outcome",
     "by": "sent_by",
     "delivery": "delivery",
     "token": "token",

@@ -98,7 +98,7 @@ def _send(
     send = partial(_send_message, runtime.app, original, name, args, kwargs, options)
     published = runtime.coordinator.publish(attempt, send)
     for superseded in published.superseded:
-        end_superseded(runtime.app, superseded, published.task_id, options)
+        end_superseded(runtime.app, superseded, published.task_id, attempt.key, options)
     result = published.result
     if result is None:
         result = _result_of_holder(runtime, name, published.task_id, options)

@@ -18,6 +18,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_unique.continuations import BODY_OVER
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.result_meta import DUPLICATES
 from celery_unique.stores.record import State
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class _Ending:
             state,
             settle_later=bool(self._task.acks_late or self._header.keep),
         )
+        self._request.__dict__[DUPLICATES] = finished.duplicates
         if finished.settle and not self._task.acks_late:
             self._request.unique_settle = (self._header, state)
 

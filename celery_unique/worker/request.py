@@ -26,6 +26,7 @@ from celery_unique import events, reports
 from celery_unique.continuations import finishing
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.result_meta import DUPLICATES, SUPERSEDED_BY
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.stores.base import Started
 from celery_unique.stores.record import State
@@ -68,6 +69,7 @@ class UniqueRequestMixin:
     acknowledged: bool
     _message: Any
     _eventer: Any
+    _context: Any
 
     unique_lock: LockHeader | None = None
     #: The consumer that received this message; the gate opens only after that.
@@ -228,6 +230,7 @@ class UniqueRequestMixin:
         reason = reason_of(started.mark, started.by)
         reports.dropped(self.name, self.id, reason)
         self._unique_dropped_as = reason
+        self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
             super()._announce_revoked(reason, False, None, False)  # type: ignore[misc]
         # After the acknowledgement: until then the message can come back.
@@ -409,6 +412,7 @@ class UniqueRequestMixin:
             return
         finished = holding.finish(lock, self.name, self._unique_end, backstop=True)
         self._unique_unsettled = finished.settle
+        self._context.__dict__[DUPLICATES] = finished.duplicates
 
     def _settle_if_unsettled(self) -> None:
         if self._unique_unsettled:
