@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,7 @@ class Runtime:
         self._settings = UniqueSettings()
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
+        self._store_watchers: list[Callable[[LockStore], None]] = []
         self._store_made_from: tuple[Any, ...] = ()
         #: When the store was last walked for the keys of ids, how long that took (seconds),
         #: and what was found.
@@ -82,12 +84,23 @@ class Runtime:
 
     def _open(self, timeout: timedelta) -> LockStore:
         url, options = store_url(self.app, self.settings)
-        return open_store(
+        store = open_store(
             url,
             namespace=self.settings.namespace,
             timeout_s=timeout.total_seconds(),
             **options,
         )
+        for watch in self._store_watchers:
+            watch(store)
+        return store
+
+    def watch_stores(self, watch: Callable[[LockStore], None]) -> None:
+        """Show ``watch`` every store that this app opens, beginning with those it has open."""
+        with self._mutex:
+            self._store_watchers.append(watch)
+            for store in {id(each): each for each in (self._store, self._gate_store)}.values():
+                if store is not None:
+                    watch(store)
 
     def _what_makes_the_store(self) -> tuple[Any, ...]:
         settings = self.settings
@@ -135,6 +148,8 @@ class Runtime:
         with self._mutex:
             self._store_made_from = self._what_makes_the_store()
             self._store = self._gate_store = store
+            for watch in self._store_watchers:
+                watch(store)
             self._coordinator = self._holding = None
 
 

@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 
 import celery_unique
+from celery_unique.contrib import prometheus
 
 
 def make_app(redis_url: str, **conf: Any) -> Celery:
@@ -63,3 +64,5 @@ def sign(app: Celery, name: str, number: int = 1) -> None:
 
 if "WATCHED_REDIS" in os.environ:
     app = make_app(os.environ["WATCHED_REDIS"], **json.loads(os.environ.get("WATCHED", "{}")))
+    if "WATCHED_METRICS" in os.environ:
+        prometheus.install(app, port=int(os.environ["WATCHED_METRICS"]))
