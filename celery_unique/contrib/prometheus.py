@@ -25,7 +25,7 @@ from celery_unique.exceptions import ConfigurationError
 from celery_unique.runtime import runtime_of
 from celery_unique.stores.base import LockStore
 
-from .relay import Relay
+from .relay import ADDRESS, Relay
 
 try:
     import prometheus_client
@@ -86,6 +86,7 @@ def install(
     for signal, receiver in (
         (celery_signals.worker_init, service.on_worker_init),
         (celery_signals.worker_ready, service.on_worker_ready),
+        (celery_signals.worker_shutdown, service.on_worker_shutdown),
         (celery_signals.worker_process_shutdown, metrics.relay.flush),
     ):
         signal.connect(receiver, weak=False, dispatch_uid=object())
@@ -184,8 +185,16 @@ class _WorkerService:
             return
         self._held = HeldLocks(sender)
         self._metrics.registry.register(self._held)
-        if MULTIPROCESS not in os.environ:
+        if MULTIPROCESS in os.environ:
+            os.environ.pop(ADDRESS, None)  # of a worker that has started this one
+        else:
             self._metrics.relay.open()
+
+    def on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
+        if self._held is not None and sender is not None and sender.app is self._app:
+            self._metrics.relay.close()
+            self._metrics.registry.unregister(self._held)
+            self._held = None
 
     def on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if self._port is None or sender is None or sender.app is not self._app:

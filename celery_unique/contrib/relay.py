@@ -35,6 +35,7 @@ class Relay:
         self._waiting: list[Figure] = []
         self._socket: socket.socket | None = None
         self._socket_of = 0  # the process that made it
+        self._address = ""  # of this process, where it listens
         os.register_at_fork(after_in_child=self._start_anew)
 
     def _start_anew(self) -> None:
@@ -45,14 +46,24 @@ class Relay:
 
     def open(self) -> None:
         """Listen for the processes of the pool that is about to be made."""
+        if not self._address.startswith(f"{os.getpid()}:"):
+            self._address = self._start_listening()
+        os.environ[ADDRESS] = self._address
+
+    def close(self) -> None:
+        """The worker is over: what this process starts from now on counts for itself."""
+        if self._address and os.environ.get(ADDRESS) == self._address:
+            del os.environ[ADDRESS]
+
+    def _start_listening(self) -> str:
         directory = Path(tempfile.mkdtemp(prefix="celery-unique-"))
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listening.bind(str(directory / "metrics"))
-        os.environ[ADDRESS] = f"{os.getpid()}:{directory / 'metrics'}"
         atexit.register(_remove, directory, os.getpid())
         threading.Thread(
             target=self._listen, args=(listening,), name="celery_unique.metrics", daemon=True
         ).start()
+        return f"{os.getpid()}:{directory / 'metrics'}"
 
     def _listen(self, listening: socket.socket) -> None:
         while True:
