@@ -161,7 +161,7 @@ class UniqueTaskCoordinator:
             self.give_back(attempt)
             raise
         self._confirm(attempt, attempt.task_id)
-        reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key)
+        reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
         return Published(attempt.task_id, facts, result, acquired.replaced)

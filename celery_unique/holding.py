@@ -90,6 +90,8 @@ class Holding:
         self._compare_stores(header, task_name)
         start = self._start(header, task_name, delivery, acks_late)
         started = self._gate_breaker.run(lambda: self._gate_store.start(header.key, start))
+        if started.verdict == "run":
+            reports.started(task_name, header.task_id, header.key)
         if started.lost:
             self.lost(header, task_name, "its lock had lapsed before it started")
         return started
