@@ -155,7 +155,9 @@ class UniqueTaskCoordinator:
             join=attempt.join,
         )
 
-    def header(self, attempt: Attempt, task_id: str, created_at: int = 0) -> LockHeader:
+    def header(
+        self, attempt: Attempt, task_id: str, created_at: int = 0, outcome: str = "created"
+    ) -> LockHeader:
         """What the message tells a worker of the lock."""
         return LockHeader(
             task_id=task_id,
@@ -166,6 +168,7 @@ class UniqueTaskCoordinator:
             window_ms=attempt.keep_ms or _window_ms(attempt.policy),
             keep=terminal_letters(letters(attempt.policy.states)),
             arguments=attempt.arguments,
+            outcome="" if outcome == "created" else outcome,
         )
 
     def publish_created(
@@ -177,13 +180,13 @@ class UniqueTaskCoordinator:
             if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
                 # So slow that the grace could end before the message is out.
                 self.store.acquire(attempt.key, replace(self._claim(attempt), again=True))
-            header = self.header(attempt, attempt.task_id, acquired.now)
+            header = self.header(attempt, attempt.task_id, acquired.now, facts.outcome)
             result = send(attempt.task_id, header, _changed_delay(attempt, acquired))
         except BaseException:
             self.give_back(attempt)
             raise
         self._confirm(attempt, attempt.task_id)
-        reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key)
+        reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
         return Published(attempt.task_id, facts, result, acquired.replaced)
@@ -276,7 +279,8 @@ class UniqueTaskCoordinator:
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
         reports.unlocked(attempt.task_name, attempt.task_id, why)
-        result = send(attempt.task_id, self.header(attempt, attempt.task_id), None)
+        header = self.header(attempt, attempt.task_id, 0, "bypassed")
+        result = send(attempt.task_id, header, None)
         self.remember(attempt.task_id, attempt.key)
         return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
 

@@ -24,12 +24,15 @@ class LockHeader:
     window_ms: int = 0
     keep: str = ""
     arguments: str = ""
+    #: What became of the call, where it is not "created".
+    outcome: str = ""
     #: The delivery whose body published this message: a retry, or a replacement.
     sent_by: str = ""
     # Added by the worker that starts it, for the process that runs the body.
     delivery: str = ""
     token: int = 0
     again: bool = False  # this message may exist twice
+    watched: bool = False  # the worker sends the events of this task
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def as_message(self) -> dict[str, Any]:
@@ -51,7 +54,9 @@ class LockHeader:
 
     def as_published(self) -> LockHeader:
         """Without what only the worker adds: a retry is published again from here."""
-        return replace(self, sent_by=self.delivery, delivery="", token=0, again=False)
+        return replace(
+            self, sent_by=self.delivery, delivery="", token=0, again=False, watched=False
+        )
 
 
 #: Short names: the header is part of every message.
@@ -64,8 +69,10 @@ _FIELDS = {
     "window": "window_ms",
     "keep": "keep",
     "args": "arguments",
+    "outcome": "outcome",
     "by": "sent_by",
     "delivery": "delivery",
     "token": "token",
     "again": "again",
+    "watched": "watched",
 }

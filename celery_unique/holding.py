@@ -12,6 +12,7 @@ from typing import Any
 from . import reports
 from .breaker import Breaker, StoreSkipped
 from .ends import Ends
+from .events import DuplicateEvents
 from .exceptions import StoreUnavailable
 from .header import LockHeader
 from .later import Later
@@ -34,6 +35,7 @@ class Holding:
         self.leases = leases
         self.later = Later()
         self.ends = Ends()
+        self.events = DuplicateEvents(app)
         self._renewal_failed_at = -math.inf
         self._other_stores: set[str] = set()
         #: Deliveries whose body has ended in this process: not to be renewed any more,
@@ -99,6 +101,8 @@ class Holding:
         self._compare_stores(header, task_name)
         start = self._start(header, task_name, delivery, acks_late)
         started = self._gate_breaker.run(lambda: self._gate_store.start(header.key, start))
+        if started.verdict == "run":
+            reports.started(task_name, header.task_id, header.key)
         if started.lost:
             self.lost(header, task_name, "its lock had lapsed before it started")
         return started
@@ -303,6 +307,7 @@ class Holding:
                 self._outlive_the_dead(header, task_name, finish)
             return
         reports.released(self.app, task_name, header.task_id, header.key, str(finish.state))
+        self.events.tell(header, task_name, finished.duplicates)
 
     def _outlive_the_dead(self, header: LockHeader, task_name: str, finish: Finish) -> None:
         """It ran without asking the gate, and the lock is a delivery's that may be dead: such

@@ -14,6 +14,7 @@ from celery import signals
 
 from .exceptions import CeleryUniqueError, ConfigurationError
 from .publish import hook
+from .result_meta import carry_in
 from .results import result_class
 from .runtime import Runtime, make_runtime
 from .settings import check_setting_names
@@ -59,6 +60,7 @@ class UniqueFixup:
         self._keep_alive: list[Any] = []
         app.send_task = hook(self.runtime, app.send_task)
         app.AsyncResult = result_class(app)
+        carry_in(app)
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone
             app.control_cls = CONTROL
             app.__dict__.pop("control", None)

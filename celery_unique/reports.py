@@ -1,6 +1,8 @@
 """How this library says what happened: one log line and one signal each.
 
-Keys are derived from arguments, so they are logged at DEBUG only.
+Keys are derived from arguments, so they are logged at DEBUG only. Each line brings its facts
+as attributes of its record (``extra``): ``task_name``, ``task_id``, ``outcome`` and what is
+named at the line. docs/reference/logging.md has them all.
 """
 
 from __future__ import annotations
@@ -17,8 +19,19 @@ from .stores.failing_over import FailOver
 logger = logging.getLogger("celery_unique")
 
 
-def acquired(app: Any, task_name: str, task_id: str, key: str) -> None:
-    logger.debug("%s[%s] took its key %s", task_name, task_id, key)
+def facts(task_name: str, task_id: str, outcome: str, **more: Any) -> dict[str, Any]:
+    """The attributes of a log record."""
+    return {"task_name": task_name, "task_id": task_id, "outcome": outcome, **more}
+
+
+def acquired(app: Any, task_name: str, task_id: str, key: str, outcome: str = "created") -> None:
+    logger.debug(
+        "%s[%s] took its key %s",
+        task_name,
+        task_id,
+        key,
+        extra=facts(task_name, task_id, outcome, key=key),
+    )
     signals.unique_acquired.send(sender=task_name, task_id=task_id, key=key, app=app)
 
 
@@ -28,6 +41,13 @@ def conflict(app: Any, task_name: str, holder: Holder, key: str, policy: UniqueP
         task_name,
         holder.task_id,
         holder.state,
+        extra=facts(
+            task_name,
+            holder.task_id,
+            "conflict",
+            holder_state=str(holder.state),
+            on_conflict=policy.on_conflict,
+        ),
     )
     signals.unique_conflict.send(
         sender=task_name,
@@ -61,6 +81,7 @@ def long_wait(task_name: str, holder: Holder, now: int) -> None:
         holder.task_id,
         (now - holder.created_at) // 60_000,
         holder.task_id,
+        extra=facts(task_name, holder.task_id, "long_wait"),
     )
 
 
@@ -70,32 +91,74 @@ def result_goes_to_another(task_name: str, holder_id: str) -> None:
         "other. To wait for it here, use another result backend",
         task_name,
         holder_id,
+        extra=facts(task_name, holder_id, "result_elsewhere"),
     )
 
 
 def unlocked(task_name: str, task_id: str, why: str) -> None:
-    logger.warning("%s[%s] is published without a lock: %s", task_name, task_id, why)
+    logger.warning(
+        "%s[%s] is published without a lock: %s",
+        task_name,
+        task_id,
+        why,
+        extra=facts(task_name, task_id, "bypassed", reason=why),
+    )
+
+
+def started(task_name: str, task_id: str, key: str) -> None:
+    logger.debug(
+        "%s[%s] starts and holds its key %s",
+        task_name,
+        task_id,
+        key,
+        extra=facts(task_name, task_id, "started", key=key),
+    )
 
 
 def released(app: Any, task_name: str, task_id: str, key: str, reason: str) -> None:
-    logger.debug("%s[%s] gave its key %s back: %s", task_name, task_id, key, reason)
+    logger.debug(
+        "%s[%s] gave its key %s back: %s",
+        task_name,
+        task_id,
+        key,
+        reason,
+        extra=facts(task_name, task_id, "released", key=key, reason=reason),
+    )
     signals.unique_released.send(sender=task_name, task_id=task_id, key=key, reason=reason, app=app)
 
 
 def superseded(app: Any, task_name: str, task_id: str, key: str, by: str) -> None:
-    logger.info("%s[%s] is superseded by task %s", task_name, task_id, by)
+    logger.info(
+        "%s[%s] is superseded by task %s",
+        task_name,
+        task_id,
+        by,
+        extra=facts(task_name, task_id, "superseded", by=by),
+    )
     signals.unique_superseded.send(sender=task_name, task_id=task_id, key=key, by=by, app=app)
 
 
 def lost(app: Any, task_name: str, task_id: str, key: str, reason: str) -> None:
-    logger.warning("%s[%s]: %s", task_name, task_id, reason)
+    logger.warning(
+        "%s[%s]: %s",
+        task_name,
+        task_id,
+        reason,
+        extra=facts(task_name, task_id, "lost", reason=reason),
+    )
     signals.unique_lost.send(sender=task_name, task_id=task_id, key=key, reason=reason, app=app)
 
 
 def store_error(
     app: Any, act: str, error: StoreUnavailable, task_name: str, task_id: str, key: str
 ) -> None:
-    logger.error("the lock store did not answer (%s of task %s): %s", act, task_id, error)
+    logger.error(
+        "the lock store did not answer (%s of task %s): %s",
+        act,
+        task_id,
+        error,
+        extra=facts(task_name, task_id, "store_error", act=act),
+    )
     signals.unique_store_error.send(
         sender=task_name, act=act, exception=error, task_id=task_id, key=key, app=app
     )
@@ -115,11 +178,18 @@ def held_back(task_name: str, task_id: str) -> None:
         "%s[%s] waits: another delivery of it is running, or the task that it comes after",
         task_name,
         task_id,
+        extra=facts(task_name, task_id, "held_back"),
     )
 
 
 def dropped(task_name: str, task_id: str, why: str) -> None:
-    logger.info("%s[%s] is dropped: %s", task_name, task_id, why)
+    logger.info(
+        "%s[%s] is dropped: %s",
+        task_name,
+        task_id,
+        why,
+        extra=facts(task_name, task_id, "dropped", reason=why),
+    )
 
 
 def left_to_another(task_name: str, task_id: str) -> None:
@@ -127,6 +197,7 @@ def left_to_another(task_name: str, task_id: str) -> None:
         "%s[%s]: its message belongs to the delivery that has taken it over, and is left to that",
         task_name,
         task_id,
+        extra=facts(task_name, task_id, "taken_over"),
     )
 
 
@@ -137,6 +208,7 @@ def other_store(task_name: str, task_id: str) -> None:
         "unique_namespace, or nobody gives such locks back (said once)",
         task_name,
         task_id,
+        extra=facts(task_name, task_id, "other_store"),
     )
 
 
@@ -146,4 +218,5 @@ def ended_for_another(task_name: str, task_id: str) -> None:
         "ran it was gone before the lock store answered",
         task_name,
         task_id,
+        extra=facts(task_name, task_id, "ended_for_another"),
     )

@@ -9,6 +9,7 @@ from celery import current_app
 from celery.result import AsyncResult, EagerResult
 
 from .facts import CallFacts
+from .result_meta import StoredUnique, carry, read
 from .runtime import runtime_of
 
 logger = logging.getLogger("celery_unique")
@@ -40,9 +41,23 @@ class _Facts:
         """The state in which a duplicate found the holder."""
         return self._facts.holder_state
 
+    @property
+    def unique(self) -> StoredUnique | None:
+        """What is stored of the task beside its result: nothing, where nothing is stored."""
+        return None
+
 
 class UniqueResult(_Facts, AsyncResult):
     """An ``AsyncResult`` of the task that does the work: the caller's own, or the holder."""
+
+    @property
+    def unique(self) -> StoredUnique | None:
+        """What the result backend has stored of the task beside its result, from its end on.
+
+        Asks the backend, as ``result.state`` does. None where the task is not unique, has
+        nothing stored yet, or where the backend keeps nothing but the result.
+        """
+        return read(self._get_task_meta())
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Revoke the task that does the work. Its key is free at once if it has not started.
@@ -102,7 +117,7 @@ def eager_result(result: EagerResult) -> UniqueEagerResult:
 
 def _restore(task_id: str, backend: Any, parent: Any, facts: CallFacts) -> UniqueResult:
     result = result_class(current_app._get_current_object())(
-        task_id, backend=backend, parent=parent
+        task_id, backend=carry(backend), parent=parent
     )
     result._facts = facts
     return result

@@ -40,6 +40,9 @@ class Runtime:
         self.results_by_message = False
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
+        #: A store that stands in for the one of the settings.
+        self._instead: LockStore | None = None
+        self._store_watchers: list[Callable[[LockStore], None]] = []
         self._store_made_from: tuple[Any, ...] = ()
         #: When the store was last walked for the keys of ids, how long that took (seconds),
         #: and what was found.
@@ -80,6 +83,8 @@ class Runtime:
     @property
     def store(self) -> LockStore:
         """The lock store. Raises ConfigurationError where none is configured."""
+        if self._instead is not None:
+            return self._instead
         made_from = self._what_makes_the_store()
         with self._mutex:
             if self._store is None or made_from != self._store_made_from:
@@ -92,6 +97,8 @@ class Runtime:
     def gate_store(self) -> LockStore:
         """The same store for the worker's main loop, which must not wait long for it."""
         store = self.store
+        if self._instead is not None:
+            return self._instead
         with self._mutex:
             if self._gate_store is None:
                 in_process = isinstance(store, MemoryStore)
@@ -109,6 +116,8 @@ class Runtime:
         failovers: FailOvers | None = getattr(store, "failovers", None)
         if failovers is not None:
             failovers.tell = self._failed_over
+        for watch in self._store_watchers:
+            watch(store)
         return store
 
     def _failed_over(self, failover: FailOver) -> None:
@@ -118,17 +127,27 @@ class Runtime:
             self._failed_over_last = servers
             reports.failed_over(self.app, failover)
 
+    def watch_stores(self, watch: Callable[[LockStore], None]) -> None:
+        """Show ``watch`` every store that this app opens, beginning with those it has open."""
+        with self._mutex:
+            self._store_watchers.append(watch)
+            for store in {id(each): each for each in (self._store, self._gate_store)}.values():
+                if store is not None:
+                    watch(store)
+
     def _what_makes_the_store(self) -> tuple[Any, ...]:
         settings = self.settings
         url, options = store_url(self.app, settings)
         return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
 
     def flush(self) -> None:
-        """Wait until the store has heard what was told one way, if it can be reached."""
-        for store in (self._store, self._gate_store):
+        """Wait until the store, if it can be reached, and monitors have heard what was told."""
+        for store in (self._store, self._gate_store, self._instead):
             if store is not None:
                 with suppress(StoreUnavailable):
                     store.flush()
+        if self._holding is not None:
+            self._holding.events.flush()
 
     def _close_stores(self) -> None:
         for store in (self._store, self._gate_store):
@@ -157,12 +176,16 @@ class Runtime:
                 self._holding = holding = Holding(self.app, self.store, self.gate_store, leases)
         return holding
 
-    def use_store(self, store: LockStore) -> None:
-        """Use this very store, whatever the settings say (tests with a clock to move)."""
+    def use_store(self, store: LockStore | None) -> LockStore | None:
+        """Use this very store, whatever the settings say, or again the one of the settings
+        (None). Returns what was used instead of it so far (tests with a clock to move)."""
         with self._mutex:
-            self._store_made_from = self._what_makes_the_store()
-            self._store = self._gate_store = store
+            before, self._instead = self._instead, store
+            if store is not None:
+                for watch in self._store_watchers:
+                    watch(store)
             self._coordinator = self._holding = None
+        return before
 
 
 def make_runtime(app: Any) -> Runtime:

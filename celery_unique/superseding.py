@@ -6,6 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from celery.app.task import Context
+
+from .header import HEADER, LockHeader
+from .result_meta import SUPERSEDED_BY
+
 logger = logging.getLogger("celery_unique")
 
 
@@ -14,7 +19,7 @@ def reason_of(mark: str, by: str) -> str:
     return f"{mark} by task {by}" if by else mark
 
 
-def end_superseded(app: Any, task_id: str, by: str, options: Mapping[str, Any]) -> None:
+def end_superseded(app: Any, task_id: str, by: str, key: str, options: Mapping[str, Any]) -> None:
     """Store REVOKED at once: whoever waits for it need not wait for its message.
 
     The worker that reaches the message drops it, and sends the event and the signal.
@@ -25,7 +30,9 @@ def end_superseded(app: Any, task_id: str, by: str, options: Mapping[str, Any]) 
     backend = task.backend if task is not None else app.backend
     reason = reason_of("superseded", by)
     try:
-        backend.mark_as_revoked(task_id, reason, request=None, store_result=True)
+        request = Context({"id": task_id, HEADER: LockHeader(task_id, key).as_message()})
+        request.__dict__[SUPERSEDED_BY] = by
+        backend.mark_as_revoked(task_id, reason, request=request, store_result=True)
     except Exception:
         # The replacement is published: the caller must hear of that, whatever becomes of
         # the old result. The worker stores it again when it reaches the message.

@@ -27,6 +27,7 @@ from tests.kit import (
     ValkeyServer,
     Worker,
 )
+from tests.kit.browser import chromium
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -41,6 +42,8 @@ SERVER_FIXTURES = frozenset(
         "redis_sentinels",
         "tls_redis_server",
         "start_server",
+        # No server, but a program that Debian brings as well.
+        "browser",
     }
 )
 
@@ -108,6 +111,13 @@ def redis_sentinels() -> Iterator[RedisSentinels]:
 def tls_redis_server() -> Iterator[TlsRedisServer]:
     with TlsRedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A selenium WebDriver for headless Chromium, shared by all tests of the process."""
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture

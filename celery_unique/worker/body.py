@@ -22,6 +22,7 @@ from celery.utils.serialization import get_pickleable_exception
 from celery_unique.completing import Outcome
 from celery_unique.continuations import BODY_OVER
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.result_meta import DUPLICATES
 from celery_unique.sharing import end_with_followers
 from celery_unique.stores.record import State
 
@@ -142,6 +143,7 @@ class _Ending:
             state,
             settle_later=bool(self._task.acks_late or self._header.keep),
         )
+        self._request.__dict__[DUPLICATES] = finished.duplicates
         if finished.settle and not self._task.acks_late:
             self._request.unique_settle = (self._header, state)
         if finished.followers:

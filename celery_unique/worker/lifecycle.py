@@ -98,6 +98,7 @@ class WorkerLife:
             self._reaper.stop()
             self._reaper = None
         self._runtime.holding.pool_is_gone()
+        self._runtime.holding.events.flush()
 
     def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:
         if getattr(request, "unique_lock", None) is not None:

@@ -22,11 +22,12 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from kombu.transport.virtual import QoS as VirtualQoS
 
-from celery_unique import reports
+from celery_unique import events, reports
 from celery_unique.completing import Outcome
 from celery_unique.continuations import finishing
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.result_meta import DUPLICATES, SUPERSEDED_BY
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.sharing import end_with_followers, look_after
 from celery_unique.stores.base import Started
@@ -69,6 +70,8 @@ class UniqueRequestMixin:
     delivery_info: dict[str, Any]
     acknowledged: bool
     _message: Any
+    _eventer: Any
+    _context: Any
 
     unique_lock: LockHeader | None = None
     #: The consumer that received this message; the gate opens only after that.
@@ -91,12 +94,19 @@ class UniqueRequestMixin:
     _unique_received_at = 0.0
     _unique_connection = 0
     _unique_earlier: Any = None
+    #: Why it does not run, for monitors.
+    _unique_dropped_as = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         header = LockHeader.from_message(self._request_dict.get(HEADER))
         if header is not None and header.task_id == self.id:
-            self.unique_lock = replace(header, delivery=new_delivery(self.hostname), again=False)
+            self.unique_lock = replace(
+                header,
+                delivery=new_delivery(self.hostname),
+                again=False,
+                watched=events.is_watched(self._eventer, self.task),
+            )
             self._unique_received_at = time.monotonic()
 
     @property
@@ -186,7 +196,14 @@ class UniqueRequestMixin:
 
     def _let_run(self, lock: LockHeader, started: Started) -> None:
         self.unique_started = True
-        self._tell_body(replace(lock, token=started.token, again=self._may_exist_twice()))
+        self._tell_body(
+            replace(
+                lock,
+                token=started.token,
+                again=self._may_exist_twice(),
+                watched=events.is_watched(self._eventer, self.task),
+            )
+        )
         self._runtime.holding.sent_to_pool(lock, self.name)
 
     def _tell_body(self, lock: LockHeader) -> None:
@@ -216,11 +233,21 @@ class UniqueRequestMixin:
     def _drop_superseded(self, started: Started) -> None:
         reason = reason_of(started.mark, started.by)
         reports.dropped(self.name, self.id, reason)
+        self._unique_dropped_as = reason
+        self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
             super()._announce_revoked(reason, False, None, False)  # type: ignore[misc]
         # After the acknowledgement: until then the message can come back.
         if self.unique_lock is not None and not self._may_exist_twice():
             self._runtime.holding.dropped(self.unique_lock, self.name)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
+        if self.unique_lock is not None:
+            if type == "task-started":  # until it has a result
+                fields["result"] = events.shown_as_unique(self.unique_lock.key)
+            elif type == "task-revoked" and self._unique_dropped_as:
+                fields["result"] = self._unique_dropped_as
+        super().send_event(type, **fields)  # type: ignore[misc]
 
     def on_accepted(self, *args: Any, **kwargs: Any) -> None:
         if self.unique_lock is not None:
@@ -400,6 +427,7 @@ class UniqueRequestMixin:
         finished = holding.finish(lock, self.name, self._unique_end, backstop=True)
         self._unique_unsettled = finished.settle
         self._unique_followed = finished.followers
+        self._context.__dict__[DUPLICATES] = finished.duplicates
 
     def _settle_if_unsettled(self, outcome: Outcome | None = None) -> None:
         """Let the record go; before that, whoever follows the task gets this outcome."""

@@ -1,0 +1,248 @@
+"""Metrics for Prometheus, fed by this library's signals.
+
+One line beside ``celery_unique.install(app)``::
+
+    celery_unique.contrib.prometheus.install(app, port=9808)
+
+A process that calls tasks counts into the registry that it exports anyway. A worker counts
+for its whole pool, and serves the figures itself where it is given a port: processes of a
+prefork pool send what they count to the worker's main process (``relay``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from celery import signals as celery_signals
+
+from celery_unique import signals
+from celery_unique.exceptions import ConfigurationError
+from celery_unique.runtime import runtime_of
+from celery_unique.stores.base import LockStore
+
+from .relay import ADDRESS, Relay
+
+try:
+    import prometheus_client
+    from prometheus_client import CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.multiprocess import MultiProcessCollector
+except ImportError:
+    raise ConfigurationError(
+        "celery_unique.contrib.prometheus needs prometheus_client: "
+        "pip install 'celery-unique-tasks[prometheus]'.",
+        setting=None,
+    ) from None
+
+logger = logging.getLogger("celery_unique")
+
+#: The acts of a store that wait for its answer.
+TIMED_ACTS = (
+    "acquire",
+    "acquire_many",
+    "give_back",
+    "help",
+    "cancel",
+    "release",
+    "start",
+    "renew",
+    "finish",
+    "read",
+)
+BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+#: prometheus_client's own way to add up processes, where the user has chosen it.
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+_installed: weakref.WeakKeyDictionary[CollectorRegistry, Metrics] = weakref.WeakKeyDictionary()
+
+
+def install(
+    app: Any,
+    *,
+    port: int | None = None,
+    addr: str = "127.0.0.1",
+    registry: CollectorRegistry = prometheus_client.REGISTRY,
+) -> None:
+    """Count what happens to the locks of ``app``, in every process that runs this line.
+
+    With ``port``, a worker of the app serves the figures of the whole worker at
+    ``http://ADDR:PORT/metrics``. Idempotent; connects to nothing.
+    """
+    runtime = runtime_of(app)
+    metrics = _installed.get(registry)
+    if metrics is None:
+        metrics = _installed[registry] = Metrics(registry)
+    if app in metrics.apps:
+        return
+    metrics.apps.add(app)
+    runtime.watch_stores(metrics.time_acts)
+    service = _WorkerService(app, metrics, port, addr)
+    for signal, receiver in (
+        (celery_signals.worker_init, service.on_worker_init),
+        (celery_signals.worker_ready, service.on_worker_ready),
+        (celery_signals.worker_shutdown, service.on_worker_shutdown),
+        (celery_signals.worker_process_shutdown, metrics.relay.flush),
+    ):
+        signal.connect(receiver, weak=False, dispatch_uid=object())
+
+
+class Metrics:
+    """The figures of one registry, and how the signals change them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.relay = Relay(self._count)
+        self._metrics: dict[str, Counter | Histogram] = {}
+        self._add("acquired", "Calls that took their key and were published", ["task"])
+        self._add("conflicts", "Calls that found their key held", ["task", "on_conflict"])
+        self._add("released", "Keys given back, by how the task ended", ["task", "reason"])
+        self._add("superseded", "Tasks replaced before they ran", ["task"])
+        self._add("lost", "Tasks that ran or ended without their lock", ["task"])
+        self._add("store_errors", "Acts that the lock store did not answer", ["act"])
+        self._metrics["store_seconds"] = Histogram(
+            "celery_unique_store_seconds",
+            "How long the lock store took to answer",
+            ["act"],
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._connect()
+
+    def _add(self, name: str, help_: str, labels: list[str]) -> None:
+        counter = Counter(f"celery_unique_{name}", help_, labels, registry=self.registry)
+        self._metrics[name] = counter
+
+    def _connect(self) -> None:
+        for signal, name, facts in (
+            (signals.unique_acquired, "acquired", ()),
+            (signals.unique_conflict, "conflicts", ("on_conflict",)),
+            (signals.unique_released, "released", ("reason",)),
+            (signals.unique_superseded, "superseded", ()),
+            (signals.unique_lost, "lost", ()),
+        ):
+            signal.connect(self._receiver(name, facts), weak=False, dispatch_uid=object())
+        signals.unique_store_error.connect(self._on_store_error, weak=False, dispatch_uid=object())
+
+    def _receiver(self, name: str, facts: Sequence[str]) -> Callable[..., None]:
+        def on_signal(sender: str, app: Any = None, **told: Any) -> None:
+            if app in self.apps:
+                self.count(name, [sender, *(str(told.get(fact)) for fact in facts)])
+
+        return on_signal
+
+    def _on_store_error(self, act: str = "", app: Any = None, **_: Any) -> None:
+        if app in self.apps:
+            self.count("store_errors", [act])
+
+    def count(self, name: str, labels: list[str], amount: float = 1.0) -> None:
+        """Here or, in a process of a pool, in the worker's main process."""
+        if not self.relay.take(name, labels, amount):
+            self._count(name, labels, amount)
+
+    def _count(self, name: str, labels: list[str], amount: float) -> None:
+        metric = self._metrics[name].labels(*labels)
+        if isinstance(metric, Histogram):
+            metric.observe(amount)
+        else:
+            metric.inc(amount)
+
+    def time_acts(self, store: LockStore) -> None:
+        """Wrap the acts of this very store: one that nobody watches pays nothing."""
+        for act in TIMED_ACTS:
+            setattr(store, act, self._timed(act, getattr(store, act)))
+
+    def _timed(self, act: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return run(*args, **options)
+            finally:
+                self.count("store_seconds", [act], time.perf_counter() - began)
+
+        return timed
+
+
+class _WorkerService:
+    """What the main process of a worker does: collect, look at what it holds, and serve."""
+
+    def __init__(self, app: Any, metrics: Metrics, port: int | None, addr: str) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._port = port
+        self._addr = addr
+        self._held: HeldLocks | None = None
+
+    def on_worker_init(self, sender: Any = None, **_: Any) -> None:
+        """Before the pool is made: its processes inherit where to send what they count."""
+        if sender is None or sender.app is not self._app:
+            return
+        self._held = HeldLocks(sender)
+        self._metrics.registry.register(self._held)
+        if MULTIPROCESS in os.environ:
+            os.environ.pop(ADDRESS, None)  # of a worker that has started this one
+        else:
+            self._metrics.relay.open()
+
+    def on_worker_shutdown(self, sender: Any = None, **_: Any) -> None:
+        if self._held is not None and sender is not None and sender.app is self._app:
+            self._metrics.relay.close()
+            self._metrics.registry.unregister(self._held)
+            self._held = None
+
+    def on_worker_ready(self, sender: Any = None, **_: Any) -> None:
+        if self._port is None or sender is None or sender.app is not self._app:
+            return
+        try:
+            prometheus_client.start_http_server(self._port, self._addr, self._served())
+        except OSError as error:
+            logger.error(
+                "no metrics are served on %s:%d: %s. Give every worker of a machine a port of "
+                "its own",
+                self._addr,
+                self._port,
+                error,
+            )
+
+    def _served(self) -> CollectorRegistry:
+        if MULTIPROCESS not in os.environ:
+            return self._metrics.registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        if self._held is not None:
+            registry.register(self._held)
+        return registry
+
+
+class HeldLocks:
+    """Looks, when somebody asks, at what the worker holds: nothing is counted meanwhile."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        from celery_unique.worker.renewal import held_requests
+
+        held = [
+            request
+            for request in held_requests(self._worker)
+            if getattr(request, "unique_lock", None) is not None
+        ]
+        running = sum(1 for request in held if request.unique_started)
+        family = GaugeMetricFamily(
+            "celery_unique_held_locks",
+            "Locks of the messages that a worker holds",
+            labels=["worker", "state"],
+        )
+        family.add_metric([self._worker.hostname, "active"], running)
+        family.add_metric([self._worker.hostname, "waiting"], len(held) - running)
+        yield family
