@@ -81,3 +81,8 @@ def result_of(task_id: str, *, task_args: str, task_kwargs: str) -> int:
         task_id=task_id, task_name="shop.rebuild", task_args=task_args, task_kwargs=task_kwargs
     )
     return int(row.pk)
+
+
+def hold_one() -> None:
+    empty_store()
+    hold("shop.rebuild", "the-only-one")

@@ -20,9 +20,10 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.operations.selecting import is_key
 from celery_unique.runtime import Runtime, runtime_of
 
-from .listing import WHOLE_KEY, Found, find
+from .listing import Found, find
 from .models import Lock
 from .pages import filters, headers, page_links, read_query
 from .project import project_app
@@ -100,7 +101,7 @@ class LockAdmin(admin.ModelAdmin):
 
         key = unquote(object_id)
         holders = []
-        if WHOLE_KEY.fullmatch(key):
+        if is_key(key):
             record, now = _runtime().store.read(key)
             holders = holders_of(key, record, now)
         if not holders:

@@ -8,7 +8,6 @@ page then says that it has not seen all. A whole key needs no walk.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import Lock, key_of_idempotency_key, lock_of
+from celery_unique.operations.selecting import StoreClock, is_key
 from celery_unique.runtime import Runtime
 
 PER_PAGE = 100
@@ -29,8 +29,6 @@ WALK_SECONDS = 10.0
 BATCH = 1000
 #: Different names counted for the filter by task.
 MOST_NAMES = 500
-
-WHOLE_KEY = re.compile(r"\d+:[0-9a-f]{64}")
 
 AGES = {
     "1m": ("More than a minute", timedelta(minutes=1)),
@@ -109,11 +107,11 @@ def _walk(
     runtime: Runtime, text: str, found: Found, stop_at: float
 ) -> Iterator[tuple[Lock, datetime]]:
     store = runtime.store
-    if WHOLE_KEY.fullmatch(text):
+    if is_key(text):
         record, now_ms = store.read(text)
         records: Any = [(text, record)]
     else:
-        _, now_ms = store.read("1:")  # no key: for the store's clock
+        now_ms = StoreClock(runtime).now()
         records = store.walk(BATCH)
     now = datetime.fromtimestamp(now_ms / 1000).astimezone()
     for key, record in records:
