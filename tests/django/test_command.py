@@ -31,7 +31,11 @@ def run(
         timeout=60,
     )
     texts = [
-        re.sub(r"(?:python -m )?(manage\.py celery_unique|celery unique|__main__\.py unique)", "PROGRAM", text)
+        re.sub(
+            r"(?:python -m )?(manage\.py celery_unique|celery unique|__main__\.py unique)",
+            "PROGRAM",
+            text,
+        )
         for text in (done.stdout, done.stderr)
     ]
     return done.returncode, texts[0], texts[1]
