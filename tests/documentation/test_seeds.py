@@ -84,7 +84,7 @@ def test_what_the_pages_call_planned_is_not_there() -> None:
 
     assert planned.isdisjoint(celery_unique.__all__)
     assert set(BUILT_IN) == {"memory", "redis", "rediss", "sqlite", "postgresql"}
-    for name in ("cli", "contrib", "testing"):
+    for name in ("contrib", "testing"):
         assert not list((ROOT / "celery_unique").glob(f"{name}*")), name
 
 
