@@ -128,7 +128,8 @@ class LockAdmin(admin.ModelAdmin):
         if not locks:
             self._tell(request, 0, gone)
             return HttpResponseRedirect(self._url("changelist"))
-        return self._page(request, "release", {"title": "Are you sure?", "locks": locks})
+        rows = self._rows(request, locks, datetime.now(UTC), units=2)
+        return self._page(request, "release", {"title": "Are you sure?", "rows": rows})
 
     # -- parts ---------------------------------------------------------------
     def _page(

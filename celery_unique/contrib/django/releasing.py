@@ -9,8 +9,6 @@ from celery_unique.locks import Lock, holders_of
 from celery_unique.operations.selecting import is_key
 from celery_unique.runtime import Runtime
 
-from .listing import PER_PAGE
-
 
 def read_selection(runtime: Runtime, selected: Sequence[str]) -> tuple[list[Lock], int]:
     """The locks behind values of the form ``key task_id``, and how many are not there.
@@ -19,7 +17,7 @@ def read_selection(runtime: Runtime, selected: Sequence[str]) -> tuple[list[Lock
     taken by another task, which nobody has asked to release.
     """
     locks, gone = [], 0
-    for value in selected[:PER_PAGE]:
+    for value in selected:
         key, _, task_id = value.partition(" ")
         lock = _holder(runtime, key, task_id) if is_key(key) else None
         if lock is None:
