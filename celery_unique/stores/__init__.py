@@ -22,6 +22,8 @@ BUILT_IN = {
     "postgresql": "celery_unique.stores.sql:SqlStore",
     "mysql": "celery_unique.stores.sql:SqlStore",
     "mariadb": "celery_unique.stores.sql:SqlStore",
+    "django-cache": "celery_unique.stores.django:DjangoCacheStore",
+    "django-db": "celery_unique.stores.django:DjangoDatabaseStore",
 }
 
 ENTRY_POINT_GROUP = "celery_unique.stores"

@@ -15,6 +15,7 @@ A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -258,8 +259,12 @@ class LockStore(Protocol):
         Of followers it tells how many there are (``record.following``), not who.
         """
 
-    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
-        """Every key with its record, in batches; for people, never on a hot path."""
+    def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
+        """Every key with its record, in batches; for people, never on a hot path.
+
+        It ends before it is through at ``stop_at``, a moment of ``time.monotonic()``: where a
+        store holds more than locks, finding the next one can take long.
+        """
 
     # -- life ----------------------------------------------------------------
     def sweep(self, batch: int = 500) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -74,11 +75,13 @@ class MemoryStore(RecordedStore):
         record.purge(now)
         return record, now
 
-    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
+    def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         for key in list(self._records):
             record, _ = self.read(key)
             if record:
                 yield key, record
+            if time.monotonic() > stop_at:
+                return
 
     def sweep(self, batch: int = 500) -> int:
         with self._mutex:

@@ -78,16 +78,6 @@ def test_nothing_that_is_not_there_yet_is_said_to_be_met() -> None:
             pytest.fail(f"said to be met: {row}")
 
 
-def test_what_the_pages_call_planned_is_not_there() -> None:
-    """Whoever builds one of these finds the pages that say otherwise through this test."""
-    planned = {"apply_many"}
-
-    assert planned.isdisjoint(celery_unique.__all__)
-    assert not {scheme for scheme in BUILT_IN if scheme.startswith("django")}
-    for name in ("contrib", "testing"):
-        assert not list((ROOT / "celery_unique").glob(f"{name}*")), name
-
-
 #: How many requirements each section of the Open Job Spec states with MUST, SHOULD or MAY; 5.4's
 #: second sentence and A.3 have two in one row, and 2.1's first row and a few others have none.
 OJS_NORMATIVE_ROWS = {
@@ -126,7 +116,8 @@ def test_the_ways_out_are_documented() -> None:
     assert "## Write bodies that can run twice" in text
 
 
-@pytest.mark.parametrize("scheme", BUILT_IN)
+# Django's are the stores of what is behind them: tests/stores/test_django_stores.py.
+@pytest.mark.parametrize("scheme", [name for name in BUILT_IN if not name.startswith("django-")])
 def test_every_store_names_its_guarantee_and_mechanism(scheme: str, tmp_path: Path) -> None:
     url = {
         "sqlite": f"sqlite:///{tmp_path}/locks.db",

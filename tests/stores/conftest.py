@@ -16,7 +16,8 @@ from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
 from celery_unique.stores.redis.layout import Layout
 from celery_unique.stores.sql import SqlStore
-from tests.kit import MariaDBServer, PostgresServer, TlsRedisServer
+from tests.kit import MariaDBServer, PostgresServer, RedisServer, TlsRedisServer
+from tests.stores.django_project import DjangoProject
 from tests.stores.factories import fresh_key
 
 _namespaces = itertools.count()
@@ -89,6 +90,14 @@ def in_namespace(store: LockStore, namespace: str) -> LockStore:
     else:
         other._layout = Layout(namespace, "")
     return cast("LockStore", other)
+
+
+@pytest.fixture(scope="session")
+def django_project(redis_server: RedisServer, postgres_server: PostgresServer) -> DjangoProject:
+    """Django's settings belong to a process: those of the test run, once."""
+    project = DjangoProject(redis_server, postgres_server)
+    project.configure()
+    return project
 
 
 @pytest.fixture(params=STORES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any
 
 from celery_unique.exceptions import ConfigurationError
@@ -79,7 +81,7 @@ class ClusterStore(RedisStore):
         for server in self._connections.primaries_now():
             self._connections.exchange([("PING",)], server=server)
 
-    def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
+    def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         seen: OrderedDict[str, None] = (
             OrderedDict()
         )  # a slot that moves meanwhile is met on two nodes
@@ -92,5 +94,7 @@ class ClusterStore(RedisStore):
                 for of_one_node in self._connections.by_node(keys, self._layout.name_of):
                     yield from self._read_all(of_one_node)
                 cursor = int(reply[0])
+                if monotonic() > stop_at:
+                    return
                 if cursor == 0:
                     break

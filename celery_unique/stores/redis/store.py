@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Literal
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -204,7 +206,8 @@ class RedisStore(RedisFollowing):
         now = self._now(clock)
         return record_of(fields, now), now
 
-    def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
+    def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
+        """SCAN passes by every key of the database, those of others too."""
         seen: OrderedDict[str, None] = OrderedDict()
         cursor = 0
         while True:
@@ -212,7 +215,7 @@ class RedisStore(RedisFollowing):
             [(position, names)] = self._ask([scan])
             yield from self._read_all(self._new_keys(names, seen))
             cursor = int(position)
-            if cursor == 0:
+            if cursor == 0 or monotonic() > stop_at:
                 return
 
     def _new_keys(self, names: list[bytes], seen: OrderedDict[str, None]) -> list[str]:

@@ -11,6 +11,7 @@ first one, is a transaction in which the key's row is locked.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -270,14 +271,14 @@ class SqlStore(RecordedStore):
         row = self._database.run(lambda session: self._row(session, self._statements.see, key))
         return _alive(row), row.now
 
-    def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
+    def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         after = ""
         while True:
             page = self._page(after, batch)
             for key, row in page:
                 if record := _alive(row):
                     yield key, record
-            if len(page) < batch:
+            if len(page) < batch or time.monotonic() > stop_at:
                 return
             after = page[-1][0]
 
