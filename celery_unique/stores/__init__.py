@@ -17,6 +17,8 @@ BUILT_IN = {
     "rediss": "celery_unique.stores.redis:RedisStore",
     "sqlite": "celery_unique.stores.sql:SqlStore",
     "postgresql": "celery_unique.stores.sql:SqlStore",
+    "django-cache": "celery_unique.stores.django:DjangoCacheStore",
+    "django-db": "celery_unique.stores.django:DjangoDatabaseStore",
 }
 
 ENTRY_POINT_GROUP = "celery_unique.stores"

@@ -54,6 +54,11 @@ def address_of(url: str, *, ssl: Mapping[str, Any] | bool | None, **options: Any
     connection_class = given.get("connection_class", redis.Connection)
     if ssl and connection_class is redis.Connection:
         connection_class = redis.SSLConnection  # as kombu: redis:// with broker_use_ssl
+    return address_with(connection_class, given)
+
+
+def address_with(connection_class: type[AbstractConnection], given: Mapping[str, Any]) -> Address:
+    """The address from arguments of a connection, as a pool of redis-py's has them."""
     given = {name: value for name, value in given.items() if name not in NOT_OURS}
     if "ssl_cert_reqs" in given:
         given["ssl_cert_reqs"] = _verify_mode(given["ssl_cert_reqs"])

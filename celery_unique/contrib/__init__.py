@@ -1,0 +1,1 @@
+"""Integrations with other packages. Each is imported only by those who name it."""

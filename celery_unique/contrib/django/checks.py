@@ -1,0 +1,118 @@
+"""System checks: what is wrong with the configuration, before a task is called.
+
+They connect to nothing, and each has an id, so that ``SILENCED_SYSTEM_CHECKS`` can
+silence it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+
+from celery_unique.exceptions import ConfigurationError
+from celery_unique.messages import nearest
+from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS, read_settings
+from celery_unique.store_url import store_url
+from celery_unique.stores import open_store
+
+from .project import NOT_FOUND, project_app
+
+PREFIX = "CELERY_UNIQUE_"
+_NAMES = (*SETTINGS, *DEFAULT_SETTINGS)
+
+
+def check_project(**_: Any) -> list[CheckMessage]:
+    """All checks. A project without a Celery app has nothing else to look at."""
+    try:
+        app = project_app()
+    except ConfigurationError as error:
+        missing, _separator, cure = str(error).partition(". ")
+        missing = missing.rstrip(".")
+        return [Warning(f"{missing}.", hint=cure or NOT_FOUND, id="celery_unique.W003")]
+    return [*_check_names(), *_check_that_they_are_read(app), *_check_values(app)]
+
+
+def _given() -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in dir(settings) if name.startswith(PREFIX)}
+
+
+def _check_names() -> Iterator[CheckMessage]:
+    for name in _given():
+        setting = name.removeprefix("CELERY_").lower()
+        if setting not in _NAMES:
+            near = nearest(setting, _NAMES)
+            hint = f"Did you mean CELERY_{near.upper()}?" if near else None
+            yield Warning(
+                f"{name} is not a setting of celery_unique: nothing reads it.",
+                hint=hint or "The settings reference of celery_unique lists them all.",
+                id="celery_unique.W001",
+            )
+
+
+def _check_that_they_are_read(app: Any) -> Iterator[CheckMessage]:
+    unread = sorted(
+        name
+        for name, value in _given().items()
+        if (setting := name.removeprefix("CELERY_").lower()) in _NAMES
+        and app.conf.get(setting) != value
+    )
+    if unread:
+        yield Warning(
+            f"The Celery app {app.main!r} does not read {', '.join(unread)}.",
+            hint="Configure it with "
+            "app.config_from_object('django.conf:settings', namespace='CELERY'), "
+            "or set the same values on the app itself.",
+            id="celery_unique.W004",
+        )
+
+
+def _check_values(app: Any) -> Iterator[CheckMessage]:
+    try:
+        found = read_settings(app)
+    except ConfigurationError as error:
+        if error.setting == "unique_store_url":
+            yield _store_error(error, "")
+        else:
+            yield Error(
+                str(error),
+                hint=f"Correct {_spelled(error.setting)} in the settings.",
+                id="celery_unique.E002",
+            )
+        return
+    url = ""
+    try:
+        url, options = store_url(app, found)
+        open_store(url, namespace=found.namespace, **options).close()
+    except (ConfigurationError, ImportError) as error:
+        yield _store_error(error, url)
+        return
+    if url.startswith("memory:") and not _stays_in_one_process(app):
+        yield Warning(
+            "The lock store memory:// is another one in every process, so a call in the web "
+            "process does not see a lock that was taken by a worker or by another web process.",
+            hint=f"Outside tests, set {PREFIX}STORE_URL to a store that they share, such as "
+            "'redis://localhost:6379/1', 'django-cache://default' or 'django-db://default'.",
+            id="celery_unique.W002",
+        )
+
+
+def _store_error(error: Exception, url: str) -> CheckMessage:
+    scheme = url.partition("://")[0]
+    number, hint = {
+        "django-cache": ("E003", "Name a cache of CACHES whose backend is Redis."),
+        "django-db": ("E004", "Name a database of DATABASES that is PostgreSQL or SQLite."),
+    }.get(scheme, ("E001", f"Set {PREFIX}STORE_URL to the URL of a lock store."))
+    return Error(str(error), hint=hint, id=f"celery_unique.{number}")
+
+
+def _stays_in_one_process(app: Any) -> bool:
+    """Tests: tasks run where they are called, or the broker is in this process as well."""
+    broker = app.conf.broker_write_url
+    return bool(app.conf.task_always_eager) or str(broker).startswith("memory:")
+
+
+def _spelled(setting: str | None) -> str:
+    return f"CELERY_{(setting or '').upper()}"

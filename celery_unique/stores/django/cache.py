@@ -1,0 +1,122 @@
+"""``django-cache://ALIAS``: the Redis store on the server of one of Django's caches.
+
+The cache is asked for its server, its options and its key prefix, and then left alone:
+locks are no cache entries, and have neither its serializer nor its time-outs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from celery_unique.stores.base import LockStore
+
+from .aliases import alias_of, check_alias, refused, settings_missing
+
+SCHEME = "django-cache"
+
+
+class DjangoCacheStore:
+    """Makes a :class:`~celery_unique.stores.redis.RedisStore` from a cache."""
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str = "", timeout_s: float = 2.0) -> LockStore:
+        """The store behind the URL. Connects to nothing yet."""
+        alias, options = alias_of(url)
+        what = f"{SCHEME}://{alias}"
+        if options:
+            raise refused(what, f"it has no options, and {next(iter(options))!r} was given")
+        cache = _cache(alias)
+        pool = _pool(cache, what)
+        from celery_unique.stores.redis import RedisStore
+
+        from .sentinel import SentinelAddress, address_of_pool
+
+        address = address_of_pool(pool, timeout_s, what)
+        prefix = _key_prefix(cache, what)
+        store = RedisStore(address, namespace=namespace, timeout_s=timeout_s, key_prefix=prefix)
+        if isinstance(address, SentinelAddress):
+            store.guarantee = "best-effort"  # a fail-over can lose what was confirmed last
+        return store
+
+
+def _cache(alias: str) -> Any:
+    from django.conf import settings
+    from django.core.cache import caches
+    from django.core.exceptions import ImproperlyConfigured
+
+    try:
+        known = list(settings.CACHES)
+    except ImproperlyConfigured:
+        raise settings_missing(SCHEME) from None
+    check_alias(SCHEME, alias, "CACHES", known)
+    try:
+        return caches[alias]
+    except (ImproperlyConfigured, ImportError) as error:
+        raise refused(f"{SCHEME}://{alias}", f"Django cannot make this cache: {error}") from error
+
+
+def _pool(cache: Any, what: str) -> Any:
+    """The pool of redis-py's in which the cache keeps connections to write with."""
+    from django.core.cache.backends.redis import RedisCache
+
+    if isinstance(cache, RedisCache):
+        client = cache._cache
+    elif _is_django_redis(cache):
+        client = _django_redis_client(cache, what)
+    else:
+        kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
+        raise refused(
+            what,
+            f"its backend is {kind}, which is not Redis. Locks need acts that are atomic on a "
+            "server that all processes share: use a cache on django_redis.cache.RedisCache or "
+            "django.core.cache.backends.redis.RedisCache, or another URL",
+        )
+    try:
+        return client.get_client(write=True).connection_pool
+    except AttributeError:
+        raise refused(
+            what, f"its client {type(client).__qualname__} has no pool of connections to one server"
+        ) from None
+
+
+def _is_django_redis(cache: Any) -> bool:
+    # Django has imported the backend, so whoever uses it has it installed.
+    module = sys.modules.get("django_redis.cache")
+    return module is not None and isinstance(cache, module.RedisCache)
+
+
+def _django_redis_client(cache: Any, what: str) -> Any:
+    from django.core.exceptions import ImproperlyConfigured
+    from django_redis.client import DefaultClient, ShardClient
+
+    try:
+        client = cache.client
+    except ImproperlyConfigured as error:
+        raise refused(what, str(error)) from error
+    if isinstance(client, ShardClient):
+        raise refused(
+            what,
+            "its client is ShardClient, which spreads keys over several servers and moves them "
+            "when the list of servers changes, so that a lock would be free there. Use a cache "
+            "on one server, or with Sentinel",
+        )
+    if not isinstance(client, DefaultClient):
+        raise refused(
+            what,
+            f"its client {type(client).__qualname__} is not DefaultClient, HerdClient or "
+            "SentinelClient of django-redis, and where it keeps a key is not known",
+        )
+    return client
+
+
+def _key_prefix(cache: Any, what: str) -> str:
+    """What the cache puts before its keys: KEY_PREFIX and VERSION, or its KEY_FUNCTION's."""
+    prefix, probe = str(cache.make_key("")), "cu:{0}:probe"
+    if str(cache.make_key(probe)) != prefix + probe:
+        raise refused(
+            what,
+            "its KEY_FUNCTION changes keys in another way than by putting something before them, "
+            "and the locks could not be listed",
+        )
+    return prefix

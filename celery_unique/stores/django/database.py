@@ -1,0 +1,128 @@
+"""``django-db://ALIAS``: the SQL store on one of Django's databases.
+
+It has connections of its own. On Django's, a lock taken in a transaction would be seen
+by nobody else before the commit, and would be gone after a rollback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_unique.exceptions import ConfigurationError
+from celery_unique.stores.base import LockStore
+
+from .aliases import SETTING, alias_of, check_alias, refused, settings_missing
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+SCHEME = "django-db"
+
+#: OPTIONS that Django itself reads, or that belong to its own connections and cursors.
+_DJANGOS = frozenset(
+    {
+        *("isolation_level", "server_side_binding", "pool", "cursor_factory", "assume_role"),
+        *("context", "row_factory", "prepare_threshold", "autocommit", "client_encoding"),
+    }
+)
+
+
+class DjangoDatabaseStore:
+    """Makes a :class:`~celery_unique.stores.sql.SqlStore` from a database's settings."""
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str = "", timeout_s: float = 2.0) -> LockStore:
+        """The store behind the URL. Connects to nothing yet.
+
+        What stands in the URL's query are the SQL store's options.
+        """
+        from celery_unique.stores.sql import SqlStore
+
+        alias, options = alias_of(url)
+        where = _url_of(alias).render_as_string(hide_password=False)
+        return SqlStore.from_url(where, namespace=namespace, timeout_s=timeout_s, **options)
+
+
+def _url_of(alias: str) -> URL:
+    connection = _connection(alias)
+    settings, what = connection.settings_dict, f"{SCHEME}://{alias}"
+    if connection.vendor == "postgresql":
+        return _postgresql_url(settings)
+    if connection.vendor == "sqlite":
+        return _sqlite_url(settings, what)
+    reason = (
+        "there is no lock store on MySQL and MariaDB yet"
+        if connection.vendor == "mysql"
+        else f"there is no lock store on {connection.display_name}"
+    )
+    raise refused(what, f"{reason}. Use a PostgreSQL or SQLite database, or a redis:// URL")
+
+
+def _connection(alias: str) -> Any:
+    """Django's wrapper, which knows its vendor without being connected."""
+    from django.conf import settings
+    from django.core.exceptions import ImproperlyConfigured
+    from django.db import connections
+
+    try:
+        _ = settings.DATABASES
+    except ImproperlyConfigured:
+        raise settings_missing(SCHEME) from None
+    try:
+        check_alias(SCHEME, alias, "DATABASES", list(connections))
+        return connections[alias]
+    except (ImproperlyConfigured, ImportError) as error:
+        raise refused(f"{SCHEME}://{alias}", f"Django cannot open it: {error}") from error
+
+
+def _postgresql_url(settings: Any) -> URL:
+    make_url = _url_maker()
+    given = settings.get("OPTIONS") or {}
+    query = {name: str(value) for name, value in given.items() if name not in _DJANGOS}
+    if role := given.get("assume_role"):
+        # In the schema's eyes the role is the user: the table must be that role's.
+        escaped = str(role).replace("\\", "\\\\").replace(" ", "\\ ")
+        query["options"] = f"{query.get('options', '')} -c role={escaped}".strip()
+    host = settings.get("HOST") or None
+    if host and host.startswith("/"):  # the directory of a socket is no host of a URL
+        query["host"], host = host, None
+    port = settings.get("PORT")
+    return make_url(  # type: ignore[no-any-return]
+        "postgresql+psycopg",
+        username=settings.get("USER") or None,
+        password=settings.get("PASSWORD") or None,
+        host=host,
+        port=int(port) if port else None,
+        database=settings.get("NAME") or None,
+        query=query,
+    )
+
+
+def _sqlite_url(settings: Any, what: str) -> URL:
+    """A file of its own beside the database's.
+
+    SQLite has one writer for each file: a task that is called in an open transaction would
+    wait for that very transaction to end.
+    """
+    name = str(settings["NAME"])
+    if name in ("", ":memory:") or name.startswith("file:") or "mode=memory" in name:
+        raise refused(
+            what,
+            "it is in memory, as Django's tests have it. Use memory:// in tests that stay in one "
+            "process, or give the database a file (TEST: NAME)",
+        )
+    path = Path(name)
+    beside = path.with_name(f"{path.stem}.celery_unique{path.suffix or '.sqlite3'}")
+    return _url_maker()("sqlite", database=str(beside))  # type: ignore[no-any-return]
+
+
+def _url_maker() -> Any:
+    try:
+        from sqlalchemy import URL
+    except ImportError as error:
+        raise ConfigurationError(
+            f'The lock store {SCHEME}:// needs SQLAlchemy: pip install "celery-unique-tasks[sql]"',
+            setting=SETTING,
+        ) from error
+    return URL.create
