@@ -34,7 +34,7 @@ else:
         "control_folder": str(DATA / "control"),
         "polling_interval": 0.05,
     }
-    CELERY_UNIQUE_STORE_URL = f"sqlite:///{DATA}/locks.sqlite3"
+    CELERY_UNIQUE_STORE_URL = "django-db://default"
 
 CELERY_RESULT_BACKEND = "django-db"  # django-celery-results: a page of results in the admin
 CELERY_RESULT_EXTENDED = True
@@ -63,6 +63,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_celery_results",
+    "celery_unique.contrib.django",  # all that the project needs, besides unique=True
     "shop",
 ]
 
