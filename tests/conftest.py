@@ -23,6 +23,7 @@ from tests.kit import (
     ValkeyServer,
     Worker,
 )
+from tests.kit.browser import chromium
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -33,6 +34,8 @@ SERVER_FIXTURES = frozenset(
         "rabbitmq_server",
         "postgres_server",
         "start_server",
+        # No server, but a program that Debian brings as well.
+        "browser",
     }
 )
 
@@ -76,6 +79,13 @@ def rabbitmq_server() -> Iterator[RabbitMQServer]:
 def postgres_server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A selenium WebDriver for headless Chromium, shared by all tests of the process."""
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture
