@@ -112,7 +112,11 @@ def run(options):
         address = f"http://{HOST}:{options.port}/"
         wait_until(lambda: answers(address), children)
         tell(address, data, redis_url)
-        watch(children)
+        try:
+            watch(children)
+        finally:
+            for child in children:  # all at once: each takes its time
+                child.process.terminate()
 
 
 def tell(address, data, redis_url):

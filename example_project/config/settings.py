@@ -2,10 +2,11 @@
 
 Read from the environment:
 
-SHOP_REDIS_URL   messages and locks are in this Redis; without it in files and in SQLite
-SHOP_DATA        the directory for the database, mails and messages (default: var/)
-SHOP_WORK_S      how many seconds the tasks pretend to work (default: 3)
-SHOP_FLOWER_URL  where Flower is, for the link on the page
+SHOP_REDIS_URL       messages and locks are in this Redis; without it in files and in SQLite
+SHOP_DATA            the directory for the database, mails and messages (default: var/)
+SHOP_WORK_S          how many seconds the tasks pretend to work (default: 3)
+SHOP_REPORT_EVERY_S  how often beat calls the "nightly" report (default: 20)
+SHOP_FLOWER_URL      where Flower is, for the link on the page
 """
 
 import os
@@ -16,6 +17,7 @@ DATA = Path(os.environ.get("SHOP_DATA", BASE_DIR / "var"))
 REDIS_URL = os.environ.get("SHOP_REDIS_URL", "")
 FLOWER_URL = os.environ.get("SHOP_FLOWER_URL", "")
 WORK_S = float(os.environ.get("SHOP_WORK_S", "3"))
+REPORT_EVERY_S = float(os.environ.get("SHOP_REPORT_EVERY_S", "20"))
 
 DATA.mkdir(parents=True, exist_ok=True)
 
@@ -26,7 +28,7 @@ if REDIS_URL:
 else:
     MESSAGES = DATA / "messages"
     MESSAGES.mkdir(exist_ok=True)
-    CELERY_BROKER_URL = "filesystem://"
+    CELERY_BROKER_URL = "filesystem://localhost"
     CELERY_BROKER_TRANSPORT = "config.file_broker:Transport"
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "data_folder_in": str(MESSAGES),
@@ -45,7 +47,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(DATA / "beat-schedule")
 # "Nightly" is every 20 seconds here, so that there is something to see. A real shop would say
 # crontab(hour=2), and a window of some hours: shop/tasks.py has it.
 CELERY_BEAT_SCHEDULE = {
-    "nightly-report": {"task": "shop.tasks.nightly_report", "schedule": 20.0},
+    "nightly-report": {"task": "shop.tasks.nightly_report", "schedule": REPORT_EVERY_S},
 }
 
 # -- Django ----------------------------------------------------------------------------------------

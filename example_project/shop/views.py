@@ -35,6 +35,7 @@ def index(request):
         "flower_url": settings.FLOWER_URL,
         "locks_url": reverse("admin:index"),
         "debounce_s": DEBOUNCE_S,
+        "report_every_s": settings.REPORT_EVERY_S,
         "last": last_event(),
         "code": {task.__name__: definition(task) for task in SHOWN},
     }

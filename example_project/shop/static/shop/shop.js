@@ -106,15 +106,12 @@ function show(card, events) {
   const calls = mine.filter(({ kind }) => kind === "call").map((call, index) => ({
     ...call,
     number: index + 1,
-    gone: !call.duplicate && gone.has(call.task_id),
+    gone: call.outcome !== "deduplicated" && gone.has(call.task_id),
   }));
   const runs = mine.filter(({ kind }) => kind === "run");
-  const counts = {
-    calls: calls.length,
-    duplicates: calls.filter((call) => call.duplicate || call.outcome === "joined").length,
-    replaced: calls.filter((call) => call.gone).length,
-    runs: runs.length,
-  };
+  const replaced = calls.filter((call) => call.gone).length;
+  const duplicates = calls.filter((call) => call.duplicate && !call.gone && call.outcome !== "rerun").length;
+  const counts = { calls: calls.length, duplicates, replaced, spared: duplicates + replaced, runs: runs.length };
   for (const place of card.querySelectorAll("[data-count]")) setText(place, counts[place.dataset.count]);
   fill(card.querySelector(".calls"), calls.map(callItem));
   fill(card.querySelector("ul.runs"), runs.reverse().map(runItem));
@@ -124,7 +121,8 @@ function show(card, events) {
 function callItem(call) {
   const by = call.source === "beat" ? "beat: " : "";
   const word = call.gone ? "replaced" : (WORDS[call.outcome] ?? "refused");
-  const className = call.gone ? "gone" : call.duplicate ? "double" : call.outcome in WORDS ? "" : "bad";
+  const double = call.outcome === "deduplicated" || call.outcome === "joined";
+  const className = call.gone ? "gone" : double ? "double" : call.outcome in WORDS ? "" : "bad";
   return element("li", `${call.number} ${by}${word}`, className);
 }
 
@@ -139,8 +137,8 @@ function runItem(run) {
 
 function summary(counts, runs) {
   const running = runs.filter((run) => run.outcome === "running").length;
-  const spared = counts.replaced ? `${counts.replaced} replaced` : many(counts.duplicates, "duplicate");
-  return `${many(counts.calls, "call")}, ${spared}, ${many(counts.runs, "run")}, ${running ? "at work" : "none at work"}`;
+  const spared = [many(counts.duplicates, "duplicate"), ...(counts.replaced ? [`${counts.replaced} replaced`] : [])];
+  return [many(counts.calls, "call"), ...spared, many(counts.runs, "run"), running ? "at work" : "none at work"].join(", ");
 }
 
 /** Replace a list only where it has changed, so that nobody's place in it is lost. */
