@@ -87,6 +87,12 @@ def lock_of(key: str, record: Record, now: int) -> Lock | None:
     return _lock(key, task_id, task, now)
 
 
+def holders_of(key: str, record: Record, now: int) -> list[Lock]:
+    """Every task that holds the key, the one that ``lock_of`` shows first, then the newest."""
+    locks = [_lock(key, i, task, now) for i, task in record.tasks.items() if not task.released]
+    return sorted(locks, key=lambda lock: (lock.state == "active", lock.created_at), reverse=True)
+
+
 def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
     return Lock(
         key=key,
@@ -136,6 +142,12 @@ def _find(
 
 def key_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -> str:
     """The key behind an idempotency key: of one task, or of the app by its scope."""
+    text = text_of_idempotency_key(runtime, task, idempotency_key)
+    return key_of(text, runtime.settings.key_secret)
+
+
+def text_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -> str:
+    """The readable text whose digest that key is."""
     settings = runtime.settings
     if task is None and settings.idempotency_scope == "task":
         raise InvalidPolicy(
@@ -147,8 +159,7 @@ def key_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) ->
     asked = with_key({"idempotency_key": idempotency_key})
     _refuse_headers(name or "a task", _policy_of(runtime, name, asked)[0])
     call = Call(task_name=name, idempotency_key=idempotency_key)
-    found = idempotency_identity(call, scope=settings.idempotency_scope)
-    return key_of(canonical_text(found), settings.key_secret)
+    return canonical_text(idempotency_identity(call, scope=settings.idempotency_scope))
 
 
 def _checked_key(key: object) -> str:
@@ -163,6 +174,11 @@ def _checked_key(key: object) -> str:
 
 def key_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
     """The key that a call with these arguments has."""
+    return key_of(text_of_call(runtime, task, args, kwargs), runtime.settings.key_secret)
+
+
+def text_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+    """The readable text whose digest that key is."""
     name = _name_of(task)
     _check_arguments(args, kwargs)
     task = runtime.app.tasks.get(name)  # what a module holds is a proxy of it
@@ -192,7 +208,7 @@ def key_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any
         signature=signature,
         queue=_queue(runtime, name, args, kwargs, task) if "queue" in policy.keys else "",
     )
-    return key_of(canonical_text(identity(call, policy)), runtime.settings.key_secret)
+    return canonical_text(identity(call, policy))
 
 
 def _policy_of(

@@ -14,6 +14,7 @@ from typing import Any
 
 from .coordinator import UniqueTaskCoordinator
 from .exceptions import ConfigurationError, StoreUnavailable
+from .health import RenewalHealth
 from .holding import Holding
 from .leases import Leases
 from .settings import UniqueSettings, read_settings, warn_unknown_settings
@@ -41,6 +42,8 @@ class Runtime:
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
+        #: Of the worker in this process; None where there is none.
+        self.renewal: RenewalHealth | None = None
 
     @property
     def settings(self) -> UniqueSettings:

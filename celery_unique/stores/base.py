@@ -9,6 +9,8 @@ else, when it cannot answer within its time-out. The act may then have happened
 or not: callers treat it as "maybe".
 
 Acts marked *one way* may return before the store has carried them out.
+
+A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import TypeVar
 
 from .base import Guarantee
+from .diagnosis import Diagnosis
 from .record import Record
 from .recorded import RecordedStore
 
@@ -77,6 +78,9 @@ class MemoryStore(RecordedStore):
 
     def ping(self) -> None:
         """Always there."""
+
+    def diagnose(self) -> Diagnosis:
+        return Diagnosis("process", {"server": "this process"})
 
     def flush(self) -> None:
         """Nothing is one way here."""

@@ -16,6 +16,7 @@ from celery_unique.revoking import cancel
 from celery_unique.runtime import Runtime
 from celery_unique.stores.record import State
 
+from . import remote  # noqa: F401  makes unique_held known to remote control
 from .renewal import Renewer, held_requests
 from .request import give_gate, new_delivery
 

@@ -18,6 +18,7 @@ from celery.worker import state as worker_state
 
 from celery_unique import reports
 from celery_unique.exceptions import StoreUnavailable
+from celery_unique.health import RenewalHealth
 from celery_unique.runtime import Runtime
 from celery_unique.stores.base import Held
 from celery_unique.stores.record import STATE_OF
@@ -37,6 +38,7 @@ class Renewer:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
+        self._health = runtime.renewal = RenewalHealth(self._pause_s())
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -50,14 +52,17 @@ class Renewer:
     def _work(self) -> None:
         while not self._stop.wait(self._pause_s()):
             try:
-                self.renew_once()
+                renewed = self.renew_once()
                 self._renew_forgotten()
                 self._look_at_ends()
                 self._maybe_sweep()
+                self._health.round_ended(renewed)
             except StoreUnavailable as error:
+                self._health.round_failed(error)
                 self._runtime.holding.renewal_failed()
                 reports.store_error(self._runtime.app, "renew", error, "", "", "")
-            except Exception:
+            except Exception as error:
+                self._health.round_failed(error)
                 # One bad round must not end the renewals: every lock here would lapse.
                 logger.exception("renewing leases failed; it is tried again")
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
+from ..diagnosis import Diagnosis
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
+from .diagnosis import diagnose
 from .dialects import DIALECTS
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
@@ -236,6 +238,10 @@ class SqlStore(RecordedStore):
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
+
+    def diagnose(self) -> Diagnosis:
+        url, place = self._options.url, self._options.shown_url
+        return self._database.run(lambda session: diagnose(session, url.get_backend_name(), place))
 
     def close(self) -> None:
         self._one_way.drain(self._options.timeout_s)

@@ -1,0 +1,103 @@
+"""``celery -A app unique ...``: see the locks of an app, and steer them.
+
+Celery loads this module with *every* command, a worker's too, so that it imports next to
+nothing: a command is imported when it is used. Other programs run the same commands with
+:func:`main`, which keeps its signature::
+
+    sys.exit(celery_unique.cli.main(app, ["list", "--json"], "manage.py celery_unique"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+__all__ = ["main", "unique"]
+
+#: Command -> the module that has a click command of the same name with ``_command`` behind it.
+_COMMANDS = {
+    "list": "listing",
+    "show": "showing",
+    "why": "showing",
+    "release": "releasing",
+    "stats": "counting",
+    "doctor": "doctor",
+    "manifest": "manifest",
+}
+
+#: What a script can tell from the exit code; docs/reference/cli.md says it for each command.
+FOUND_NOTHING = 1
+WRONG_USE = 2
+NO_STORE = 3
+
+
+class LazyGroup(click.Group):
+    """Imports a command on first use, and turns this library's errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = import_module(f"{__name__}.{_COMMANDS[name]}")
+        command: click.Command = getattr(module, f"{name}_command")
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from celery_unique.exceptions import CeleryUniqueError, StoreUnavailable
+
+        try:
+            return super().invoke(ctx)
+        except CeleryUniqueError as error:
+            from .screen import printable
+
+            click.echo(f"Error: {printable(str(error))}", err=True)
+            ctx.exit(NO_STORE if isinstance(error, StoreUnavailable) else WRONG_USE)
+
+
+@click.group(
+    name="unique",
+    cls=LazyGroup,
+    short_help="See who holds the keys of unique tasks, and free them.",
+    epilog="Exit codes: 0 fine, 1 found nothing (doctor: found trouble), 2 wrong use or "
+    "configuration, 3 the lock store does not answer.",
+)
+def unique(**_preload_options: Any) -> None:
+    """See who holds the keys of unique tasks, find out why a call was dropped, free keys.
+
+    \b
+    celery -A shop unique list --state active
+    celery -A shop unique why shop.rebuild_index --args '[7]'
+    celery -A shop unique release --task 'shop.*' --state waiting
+    celery -A shop unique doctor
+    """
+
+
+def main(
+    app: Any,
+    argv: Sequence[str] | None = None,
+    prog_name: str = "celery unique",
+    *,
+    no_color: bool = False,
+) -> int:
+    """Run one command for ``app`` and return its exit code. ``argv``: without the program."""
+    from celery.bin.base import CLIContext
+
+    context = CLIContext(app=app, no_color=no_color, workdir=None)
+    arguments = list(argv) if argv is not None else None
+    try:
+        unique.main(args=arguments, prog_name=prog_name, obj=context)  # ends with SystemExit
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+
+
+def _know_remote_control() -> None:
+    """``celery inspect unique_held`` is known where its module is loaded, in this process too."""
+    from celery_unique.worker import remote  # noqa: F401
+
+
+_know_remote_control()

@@ -1,0 +1,88 @@
+"""``celery unique doctor``"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from celery_unique.operations.doctor import Report, examine
+from celery_unique.operations.selecting import installed_runtime
+from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
+
+from . import FOUND_NOTHING, NO_STORE
+from .options import json_option
+from .screen import Screen, printable
+
+
+@click.command("doctor", short_help="Check store, workers and locks.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="How long workers have to answer, in seconds.",
+)
+@json_option
+@click.pass_context
+def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None:
+    """Check the store, the workers and the locks, and say what to do about each finding.
+
+    \b
+    The store: does it answer, its clock, version, eviction, persistence.
+    The workers: do they know this library, use the same store and key version, renew.
+    The locks: tasks whose worker has died, or whose message is gone.
+
+    Changes nothing. Exits with 0 if all is well (notes aside), 1 with findings, 3 if the lock
+    store does not answer.
+
+    \b
+    celery -A shop unique doctor
+    celery -A shop unique doctor --json | jq '.findings[] | select(.level == "error")'
+    """
+    screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
+    report = examine(installed_runtime(ctx.obj.app), timeout)
+    if as_json:
+        screen.json(_document(report))
+    else:
+        _show(screen, report)
+    if not report.store_answers:
+        ctx.exit(NO_STORE)
+    if report.troubles:
+        ctx.exit(FOUND_NOTHING)
+
+
+def _show(screen: Screen, report: Report) -> None:
+    screen.facts((name, printable(value)) for name, value in report.facts.items())
+    screen.line()
+    for right in report.passed.values():
+        screen.line(f"{screen.styled('ok     ', 'ok')}  {printable(right)}")
+    for finding in report.findings:
+        level = screen.styled(finding.level.ljust(7), finding.level, bold=True)
+        screen.line(f"{level}  {printable(finding.message)}")
+        if finding.cure:
+            screen.line(f"         {screen.styled('->', bold=True)} {printable(finding.cure)}")
+    screen.line()
+    screen.line(_summary(report))
+
+
+def _summary(report: Report) -> str:
+    count = len(report.troubles)
+    if not count:
+        return "Nothing is wrong."
+    return "1 thing is wrong." if count == 1 else f"{count} things are wrong."
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "healthy": not report.troubles,
+        "store": report.facts,
+        "passed": report.passed,
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "workers": {
+            **report.workers.told,
+            **dict.fromkeys(report.workers.without),
+            **dict.fromkeys(report.workers.silent),
+        },
+    }

@@ -1,0 +1,79 @@
+"""``celery unique list``"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from celery_unique.operations.selecting import HeldLock, select
+
+from .options import asked, json_option, selection_of, selection_options
+from .screen import Screen, Table, age, short_key
+
+#: Narrower terminals get neither keys nor workers: an id is enough for show, why and release.
+WIDE = 118
+_ID = 36
+_STATE = 10
+_AGE = 7
+_ABSORBED = 8
+
+
+@click.command("list", short_help="List locks: who holds which key.")
+@selection_options
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many.")
+@json_option
+@click.pass_context
+def list_command(ctx: click.Context, /, limit: int | None, as_json: bool, **given: Any) -> None:
+    """List the locks: who holds which key, since when, and how many calls it absorbed.
+
+    Rows come as the store is walked, in no order, and one for each task: a key can have
+    several. AGE is the time since the call, ABSORBED the number of duplicates. A shortened key and
+    an id both do for show and why. With --json every line is one lock, with its whole key.
+
+    \b
+    celery -A shop unique list
+    celery -A shop unique list --task 'shop.*' --state waiting --older-than PT1H
+    celery -A shop unique list --task shop.rebuild_index --args '[7]'
+    celery -A shop unique list --state active --json | jq -r .worker
+    """
+    command = asked(ctx, as_json)
+    table = LockTable(command.screen)
+    count = 0
+    for lock in select(command.runtime, selection_of(command.runtime, given)):
+        if as_json:
+            command.screen.json(lock.as_document())
+        else:
+            table.row(lock)
+        count += 1
+        if count == limit:
+            break
+    if not count and not as_json:
+        command.screen.line("No locks.", err=True)
+
+
+class LockTable:
+    """One row a lock, as wide as the terminal."""
+
+    def __init__(self, screen: Screen) -> None:
+        width = screen.width()
+        self._wide = width >= WIDE
+        columns = [("STATE", _STATE), ("AGE", _AGE), ("ABSORBED", _ABSORBED), ("ID", _ID)]
+        if self._wide:
+            columns.insert(0, ("KEY", 14))
+        used = sum(size for _, size in columns) + 2 * len(columns)
+        # A worker is named last, so that a long name of a task does not push anything away.
+        task_width = max(12, min(40, width - used - 22) if self._wide else width - used)
+        columns.append(("TASK", task_width))
+        if self._wide:
+            columns.append(("WORKER", 20))
+        cut = frozenset({"TASK"}) if screen.is_terminal() else frozenset()
+        self._table = Table(screen, columns, cut=cut)
+
+    def row(self, lock: HeldLock) -> None:
+        task = lock.entry.task_name
+        cells = [lock.state, age(lock.age_ms), str(lock.entry.duplicates), lock.task_id]
+        if not self._wide:
+            self._table.row([*cells, task], {0: lock.state})
+            return
+        self._table.row([short_key(lock.key), *cells, task, lock.worker or "-"], {1: lock.state})

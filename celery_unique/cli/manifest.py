@@ -1,0 +1,19 @@
+"""``celery unique manifest``"""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from celery_unique.conformance import manifest
+from celery_unique.operations.selecting import installed_runtime
+
+
+@click.command("manifest", short_help="Print the Open Job Spec's manifest.")
+@click.option("--json", "as_json", is_flag=True, help="In one line; it is JSON either way.")
+@click.pass_context
+def manifest_command(ctx: click.Context, /, as_json: bool) -> None:
+    """Print the Open Job Spec's conformance manifest, with the strength of the store in use."""
+    document = manifest(installed_runtime(ctx.obj.app).app)
+    click.echo(json.dumps(document, indent=None if as_json else 2))

@@ -1,0 +1,202 @@
+"""Options that several commands share, and what they mean together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from celery_unique.durations import parse_duration
+from celery_unique.exceptions import InvalidPolicy
+from celery_unique.leases import milliseconds
+from celery_unique.locks import key_of_call, key_of_idempotency_key
+from celery_unique.operations.selecting import (
+    STATE_NAMES,
+    Selection,
+    installed_runtime,
+    is_key,
+    states_named,
+)
+from celery_unique.runtime import Runtime
+
+from .screen import Screen, printable
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Read from the standard input, so that a key need not stand in the shell's history.
+FROM_STDIN = "-"
+
+
+# Converters as functions: click's class for them is generic in some of its releases.
+
+
+def duration(value: Any) -> int:
+    """Milliseconds from seconds or ISO 8601."""
+    if isinstance(value, int):
+        return value
+    if value in ("0", "PT0S"):  # no window, but an age
+        return 0
+    try:
+        number = float(value)
+    except ValueError:
+        number = value
+    try:
+        return milliseconds(parse_duration(number, "age"))
+    except InvalidPolicy:
+        raise click.BadParameter(
+            f"{printable(value)} is not a duration: give seconds (600) or ISO 8601 (PT10M)."
+        ) from None
+
+
+def json_array(value: Any) -> list[Any]:
+    document: list[Any] = _json(value, list, "an array such as '[7, \"full\"]'")
+    return document
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    document: dict[str, Any] = _json(value, dict, "an object such as '{\"shop_id\": 7}'")
+    return document
+
+
+def _json(value: Any, kind: type, example: str) -> Any:
+    """As it stands in a message: with Celery's own forms of dates, UUIDs and the like."""
+    from kombu.utils import json
+
+    if isinstance(value, kind):
+        return value
+    try:
+        document: Any = json.loads(value)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        document = None
+    if isinstance(document, kind):
+        return document
+    raise click.BadParameter(f"{printable(value)} is not JSON of the right kind: write {example}.")
+
+
+def whole_key(value: Any) -> str:
+    if isinstance(value, str) and is_key(value):
+        return value
+    raise click.BadParameter(
+        f"{printable(str(value))} is not a whole key: take it from unique_key of a result, from "
+        "list --json or from show."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The app, and how to answer."""
+
+    runtime: Runtime
+    screen: Screen
+    as_json: bool
+
+
+def asked(ctx: click.Context, as_json: bool) -> Asked:
+    screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
+    runtime = installed_runtime(ctx.obj.app)
+    if getattr(runtime.store, "fingerprint", str)() == "memory":
+        screen.line(
+            "memory:// keeps locks in the process that took them: those of other processes are "
+            "not seen here.",
+            err=True,
+        )
+    return Asked(runtime, screen, as_json)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON in lines.")
+
+
+def call_options(function: Function) -> Function:
+    """Which call is meant, besides its task."""
+    for option in reversed(
+        (
+            click.option(
+                "--args",
+                type=json_array,
+                help="Positional arguments of a call, as a JSON array.",
+            ),
+            click.option(
+                "--kwargs",
+                type=json_object,
+                help="Keyword arguments of a call, as a JSON object.",
+            ),
+            click.option(
+                "--idempotency-key",
+                metavar="TEXT|-",
+                help="The idempotency key of a call; - reads it from the standard input.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def selection_options(function: Function) -> Function:
+    """Which locks are meant."""
+    function = call_options(function)
+    for option in reversed(
+        (
+            click.option("--task", metavar="NAME", help="Of this task, or of those like 'shop.*'."),
+            click.option(
+                "--state",
+                "states",
+                multiple=True,
+                type=click.Choice(STATE_NAMES),
+                metavar="STATE",
+                help=f"In this state; may be repeated. One of {', '.join(STATE_NAMES)}.",
+            ),
+            click.option(
+                "--older-than",
+                type=duration,
+                help="Taken at least this long ago: seconds, or ISO 8601 such as PT10M.",
+            ),
+            click.option(
+                "--newer-than", type=duration, help="Taken at most this long ago, as above."
+            ),
+            click.option("--task-id", metavar="ID", help="Held by this task."),
+            click.option(
+                "--worker", metavar="NAME", help="Run by this worker, or by those like '*@web1'."
+            ),
+            click.option("--key", type=whole_key, help="Of this key, which must be given whole."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
+    """What the options of ``selection_options`` select."""
+    key, task = given["key"], given["task"]
+    args, kwargs = given["args"], given["kwargs"]
+    idempotency_key = read_idempotency_key(given["idempotency_key"])
+    by_call = args is not None or kwargs is not None
+    if (key is not None) + by_call + (idempotency_key is not None) > 1:
+        raise click.UsageError(
+            "A key, a call (--args, --kwargs) and an --idempotency-key each name one lock: "
+            "give one of them."
+        )
+    if idempotency_key is not None:
+        key, task = key_of_idempotency_key(runtime, task, idempotency_key), None
+    elif by_call:
+        if task is None:
+            raise click.UsageError("--args and --kwargs belong to a call of --task NAME.")
+        key, task = key_of_call(runtime, task, args or (), kwargs), None
+    return Selection(
+        task=task,
+        states=states_named(given["states"]),
+        older_than_ms=given["older_than"],
+        newer_than_ms=given["newer_than"],
+        task_id=given["task_id"],
+        worker=given["worker"],
+        key=key,
+    )
+
+
+def read_idempotency_key(given: str | None) -> str | None:
+    if given != FROM_STDIN:
+        return given
+    text = sys.stdin.read()
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,140 @@
+"""``celery unique release``"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import click
+
+from celery_unique.operations.counting import count_locks
+from celery_unique.operations.orphans import lost_messages
+from celery_unique.operations.releasing import release_all
+from celery_unique.operations.selecting import HeldLock, Selection, select
+from celery_unique.runtime import Runtime
+
+from . import FOUND_NOTHING
+from .counting import show_counts
+from .options import asked, json_option, selection_of, selection_options
+from .screen import Screen
+
+#: Told at every so many where there is no terminal for a bar.
+TELL_EVERY = 1000
+
+WARNING = (
+    "This frees the keys and does not stop the tasks: one that still waits or runs goes on, and "
+    "the next call may run beside it. To stop a task as well, revoke it."
+)
+
+
+@click.command("release", short_help="Free keys; does not stop their tasks.")
+@selection_options
+@click.option(
+    "--lost",
+    is_flag=True,
+    help="Whose message is gone: no queue has messages and no worker holds it. Asks the workers.",
+)
+@click.option("--all", "everything", is_flag=True, help="Every lock, where nothing else is said.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be released.")
+@json_option
+@click.pass_context
+def release_command(
+    ctx: click.Context,
+    /,
+    lost: bool,
+    everything: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Free the keys of the locks that the options select.
+
+    This is the step after 'celery purge', which takes messages away and leaves their locks. It
+    does not stop the tasks: one that still waits or runs goes on, and the next call may run
+    beside it. Asks first, unless told --yes. Exits with 1 if nothing was released.
+
+    \b
+    celery -A shop purge && celery -A shop unique release --lost
+    celery -A shop unique release --task 'shop.*' --state waiting --older-than PT6H
+    celery -A shop unique release --task shop.rebuild_index --args '[7]' --yes
+    celery -A shop unique release --task-id 7c9e6679-7425-40de-944b-e07fc1f90ae7
+    """
+    command = asked(ctx, as_json)
+    screen, runtime = command.screen, command.runtime
+    selection = selection_of(runtime, given)
+    if selection.is_empty() and not everything and not lost:
+        raise click.UsageError("Say which locks are meant, or --all.")
+    counts = count_locks(_releasable(runtime, selection, lost))
+    if not as_json and counts.total.locks:
+        show_counts(screen, counts)
+        screen.line()
+    if not counts.total.locks or dry_run:
+        _tell(screen, counts.total.locks, 0, as_json, dry_run)
+        ctx.exit(0 if counts.total.locks else FOUND_NOTHING)
+    if not yes:
+        screen.line(WARNING, err=True)
+        click.confirm(f"Release {_locks(counts.total.locks)}?", abort=True, err=True)
+    released = _release(runtime, selection, lost, counts.total.locks)
+    _tell(screen, counts.total.locks, released, as_json, dry_run)
+    if not released:
+        ctx.exit(FOUND_NOTHING)
+
+
+def _releasable(runtime: Runtime, selection: Selection, lost: bool) -> Iterator[HeldLock]:
+    # A second walk in place of a list: there may be millions.
+    locks = (lock for lock in select(runtime, selection) if lock.state != "released")
+    return lost_messages(runtime, locks) if lost else locks
+
+
+def _release(runtime: Runtime, selection: Selection, lost: bool, expected: int) -> int:
+    released = 0
+    with _progress(expected) as bar:
+        for _, done in release_all(runtime, _releasable(runtime, selection, lost)):
+            released += done
+            bar.update(1)
+    return released
+
+
+def _tell(screen: Screen, matched: int, released: int, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        screen.json({"matched": matched, "released": released, "dry_run": dry_run})
+    elif not matched:
+        screen.line("No lock matches.", err=True)
+    elif dry_run:
+        screen.line(f"{_locks(matched)} would be released.")
+    else:
+        screen.line(f"Released {_locks(released)}.")
+
+
+def _locks(count: int) -> str:
+    return f"{count} lock" if count == 1 else f"{count} locks"
+
+
+class Progress(Protocol):
+    def update(self, steps: int) -> None: ...
+
+
+class Lines:
+    """Progress for a log: a line now and then, none for a few."""
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._done = 0
+
+    def update(self, steps: int) -> None:
+        self._done += steps
+        if self._done % TELL_EVERY == 0:
+            click.echo(f"{self._done} of {self._expected}", err=True)
+
+
+@contextmanager
+def _progress(expected: int) -> Iterator[Progress]:
+    if not sys.stderr.isatty():
+        yield Lines(expected)
+        return
+    with click.progressbar(length=expected, label="Releasing", file=sys.stderr) as bar:
+        yield bar

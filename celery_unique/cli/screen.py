@@ -1,0 +1,173 @@
+"""What the commands print: text that no content can break, colours on a terminal only.
+
+Task ids, task names, workers' names and idempotency keys come from outside. What is not
+printable in them is escaped, so that none can move the cursor, hide a line or pretend to be one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+#: Characters of a column between two columns.
+GAP = "  "
+UNLIMITED = 10_000
+
+COLOURS = {
+    "pending": "yellow",
+    "scheduled": "cyan",
+    "available": "cyan",
+    "active": "green",
+    "retryable": "yellow",
+    "released": "magenta",
+    "error": "red",
+    "warning": "yellow",
+    "note": "cyan",
+    "ok": "green",
+}
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal would not simply show."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(_escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    if character == "\\":
+        return "\\\\"
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+class Screen:
+    """Where one command writes. ``colours`` counts on a terminal only: click sees to it."""
+
+    def __init__(self, *, colours: bool = True) -> None:
+        self._colours = colours
+
+    def line(self, text: str = "", *, err: bool = False) -> None:
+        stream = sys.stderr if err else sys.stdout
+        # A terminal that cannot show a character must not end the command.
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        click.echo(text, err=err, color=None if self._colours else False)
+
+    def json(self, document: Any) -> None:
+        """One document in one line, of ASCII alone."""
+        self.line(json.dumps(document, default=plain, ensure_ascii=True))
+
+    def styled(self, text: str, kind: str = "", *, bold: bool = False) -> str:
+        """Text that is already printable, in the colour of a state or of a finding's level."""
+        return click.style(text, fg=COLOURS.get(kind), bold=bold or None)
+
+    def is_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
+    def width(self) -> int:
+        """The columns of the terminal; what is read by a program is not cut."""
+        return shutil.get_terminal_size().columns if self.is_terminal() else UNLIMITED
+
+    def facts(self, facts: Iterable[tuple[str, str]], indent: str = "  ") -> None:
+        """Names and values below each other; empty values are left out."""
+        shown = [(name, value) for name, value in facts if value]
+        longest = max((len(name) for name, _ in shown), default=0)
+        for name, value in shown:
+            self.line(f"{indent}{self.styled(name.ljust(longest), bold=True)}{GAP}{value}")
+
+
+class Table:
+    """Rows as they come: the widths are given, since nobody waits for the last row."""
+
+    def __init__(
+        self, screen: Screen, columns: Sequence[tuple[str, int]], *, cut: frozenset[str]
+    ) -> None:
+        """``cut`` names the columns whose text is cut to their width; others may run over it."""
+        self._screen = screen
+        self._widths = [width for _, width in columns]
+        self._headings = [name for name, _ in columns]
+        self._cut = cut
+        self._begun = False
+
+    def row(self, cells: Sequence[str], kinds: Mapping[int, str] | None = None) -> None:
+        if not self._begun:
+            self._begun = True
+            self._write(self._headings, dict.fromkeys(range(len(self._headings)), "heading"))
+        shown = [self._shown(n, printable(cell)) for n, cell in enumerate(cells)]
+        self._write(shown, kinds or {})
+
+    def _shown(self, n: int, text: str) -> str:
+        return shortened(text, self._widths[n]) if self._headings[n] in self._cut else text
+
+    def _write(self, cells: Sequence[str], kinds: Mapping[int, str]) -> None:
+        last = len(cells) - 1
+        parts = []
+        for n, (cell, width) in enumerate(zip(cells, self._widths, strict=True)):
+            padded = cell if n == last else cell + " " * (width - columns_of(cell))
+            kind = kinds.get(n, "")
+            parts.append(self._screen.styled(padded, kind, bold=kind == "heading"))
+        self._screen.line(GAP.join(parts).rstrip())
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shortened(text: str, width: int) -> str:
+    """A printable text cut in its middle to at most so many columns."""
+    if columns_of(text) <= width:
+        return text
+    head = max(1, (width - 3) // 2)
+    tail = max(1, width - 3 - head)
+    return f"{text[:head]}...{text[-tail:]}"
+
+
+def short_key(key: str) -> str:
+    """The version and the first 12 digits: enough for ``show`` and ``why`` to find it again."""
+    version, _, digest = key.partition(":")
+    return f"{version}:{digest[:12]}"
+
+
+def age(milliseconds: float) -> str:
+    """``3d 4h``, ``2h 5m``, ``45s``: two units at most, never negative."""
+    seconds = max(0, int(milliseconds // 1000))
+    units = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+    parts: list[str] = []
+    for length, name in units:
+        count, seconds = divmod(seconds, length)
+        if count or parts:
+            parts.append(f"{count}{name}")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if not part.startswith("0")) or "0s"
+
+
+def moment(when: datetime | None) -> str:
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC") if when else ""
+
+
+def plain(value: Any) -> Any:
+    """What JSON cannot say by itself."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)

@@ -1,0 +1,38 @@
+"""A model without a table: it gives the admin's page its place and its permissions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+
+class NoLocks(models.Manager):
+    """Locks are in the lock store: to dumpdata and others who ask the database, there are none."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
+
+
+class Lock(models.Model):
+    """A live lock, as far as the admin needs to name it."""
+
+    key = models.CharField(primary_key=True, max_length=100)
+    task_name = models.CharField(max_length=255)
+    task_id = models.CharField(max_length=255)
+
+    objects = NoLocks()
+
+    class Meta:
+        app_label = "celery_unique"
+        managed = False
+        # Not the name of the SQL store's table.
+        db_table = "celery_unique_no_table"
+        base_manager_name = "objects"
+        verbose_name = "live lock"
+        verbose_name_plural = "live locks"
+        default_permissions = ("view",)
+        permissions = (("release_lock", "Can release live lock"),)
+
+    def __str__(self) -> str:
+        return f"{self.task_name} [{self.task_id}]"

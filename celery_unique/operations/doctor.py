@@ -1,0 +1,200 @@
+"""``celery unique doctor``: is the set-up right, and is any lock in a wrong state?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.keys import KEY_VERSION
+from celery_unique.runtime import Runtime
+from celery_unique.stores.diagnosis import Diagnosis, Finding
+
+from . import checks
+from .explaining import is_abandoned
+from .orphans import NotKnown, lost_messages
+from .selecting import HeldLock, Selection, StoreClock, select
+from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, Workers, ask_workers
+
+#: Locks that are named in a finding; the others are counted.
+NAMED = 3
+#: Waiting locks that are looked into one by one.
+MOST_LOOKED_INTO = 2000
+
+
+@dataclass(slots=True)
+class Report:
+    facts: dict[str, str] = field(default_factory=dict)
+    passed: dict[str, str] = field(default_factory=dict)  # check -> what is right
+    findings: list[Finding] = field(default_factory=list)
+    workers: Workers = field(default_factory=Workers)
+    store_answers: bool = False
+
+    @property
+    def troubles(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level != "note"]
+
+    def add(self, check: str, right: str, findings: Iterable[Finding]) -> None:
+        found = list(findings)
+        self.findings += found
+        if not any(finding.level != "note" for finding in found):
+            self.passed[check] = right
+
+
+def examine(runtime: Runtime, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report:
+    """Everything that can be checked from here. Asks the store, the broker and the workers."""
+    report = Report()
+    clock, diagnosis = _examine_store(runtime, report)
+    try:
+        report.workers = ask_workers(runtime.app, timeout_s)
+    except BrokerUnavailable as error:
+        report.findings.append(
+            Finding("broker", "error", str(error), "without it no worker can be asked")
+        )
+    else:
+        _examine_workers(runtime, report, diagnosis, timeout_s)
+        if clock is not None:
+            report.findings += checks.worker_clocks(report.workers, clock.skew_ms)
+    if report.store_answers:
+        _examine_locks(runtime, report, timeout_s)
+    return report
+
+
+def _examine_store(runtime: Runtime, report: Report) -> tuple[StoreClock | None, Diagnosis]:
+    store = runtime.store
+    report.facts["guarantee"] = store.guarantee
+    report.facts["fingerprint"] = store.fingerprint()
+    report.facts["namespace"] = runtime.settings.namespace or "(none)"
+    try:
+        store.ping()
+        clock = StoreClock(runtime)
+        ask: Any = getattr(store, "diagnose", Diagnosis)
+        diagnosis: Diagnosis = ask()
+    except StoreUnavailable as error:
+        report.findings.append(
+            Finding("store", "error", str(error), "until then calls fail, or are not unique")
+        )
+        return None, Diagnosis()
+    report.store_answers = True
+    report.facts |= diagnosis.facts
+    report.passed["store"] = f"the lock store answers in {clock.round_trip_ms:.1f} ms"
+    report.add(
+        "clock",
+        f"its clock and this machine's are {abs(clock.skew_ms):.0f} ms apart",
+        checks.clock(clock.skew_ms, clock.round_trip_ms),
+    )
+    report.add("server", "the server is set up for locks", diagnosis.findings)
+    return clock, diagnosis
+
+
+def _examine_workers(
+    runtime: Runtime, report: Report, diagnosis: Diagnosis, timeout_s: float
+) -> None:
+    workers = report.workers
+    count = f"{len(workers.told)} of {len(workers.names)} workers"
+    report.add("workers", f"{count} answered", checks.presence(workers, timeout_s))
+    report.add("reach", "the processes can share this store", checks.reach(workers, diagnosis))
+    if not workers.told:
+        return
+    fingerprint, namespace = runtime.store.fingerprint(), runtime.settings.namespace
+    report.add(
+        "same store",
+        f"{count} use this store and namespace",
+        checks.same_store(workers, fingerprint, namespace),
+    )
+    report.add("versions", f"{count} make the same keys as here", checks.same_versions(workers))
+    report.add("renewing", f"{count} renew their leases", checks.renewing(workers))
+
+
+# -- locks -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What one walk over all locks has found. Bounded: examples and counts."""
+
+    locks: int = 0
+    abandoned: list[HeldLock] = field(default_factory=list)
+    abandoned_in_all: int = 0
+    waiting: list[HeldLock] = field(default_factory=list)
+    other_versions: Counter[str] = field(default_factory=Counter)
+
+    def see(self, lock: HeldLock) -> None:
+        self.locks += 1
+        version = lock.key.partition(":")[0]
+        if version != KEY_VERSION:
+            self.other_versions[version[:10]] += 1
+        if is_abandoned(lock):
+            self.abandoned_in_all += 1
+            if len(self.abandoned) < NAMED:
+                self.abandoned.append(lock)
+        elif not lock.entry.terminal and len(self.waiting) < MOST_LOOKED_INTO:
+            self.waiting.append(lock)
+
+
+def _examine_locks(runtime: Runtime, report: Report, timeout_s: float) -> None:
+    walk = _Walk()
+    try:
+        for lock in select(runtime, Selection()):
+            walk.see(lock)
+        report.add("abandoned", "no task has lost its worker", _abandoned(walk))
+        report.add("keys", f"all {walk.locks} locks have keys of this version", _versions(walk))
+        _examine_messages(runtime, report, walk, timeout_s)
+    except StoreUnavailable as error:
+        report.findings.append(Finding("store", "error", str(error)))
+
+
+def _abandoned(walk: _Walk) -> Iterator[Finding]:
+    if walk.abandoned_in_all:
+        yield Finding(
+            "abandoned",
+            "warning",
+            f"{walk.abandoned_in_all} tasks are recorded as running, and their workers have not "
+            f"been heard of since their delivery leases ended: {_named(walk.abandoned)}",
+            "with acks_late the broker delivers such a message again (Redis: after the visibility "
+            "timeout), and it runs; if you know that none comes back, free the key: "
+            "celery -A APP unique release --task-id ID",
+        )
+
+
+def _versions(walk: _Walk) -> Iterator[Finding]:
+    for version, count in sorted(walk.other_versions.items()):
+        yield Finding(
+            "key-version",
+            "warning",
+            f"{count} locks have keys of version {version!r}, taken by another release; this one "
+            f"makes version {KEY_VERSION} and does not see them",
+            "once no process of that release runs, they lapse with their leases",
+        )
+
+
+def _examine_messages(runtime: Runtime, report: Report, walk: _Walk, timeout_s: float) -> None:
+    if "broker" in {finding.check for finding in report.findings} or not report.workers.names:
+        return  # said already: without workers everything waits, and nothing is wrong with that
+    try:
+        lost = list(lost_messages(runtime, walk.waiting, timeout_s, report.workers))
+    except (NotKnown, BrokerUnavailable) as error:
+        report.findings.append(Finding("lost", "note", str(error)))
+        return
+    report.add("lost", "no waiting task has lost its message", _lost(lost))
+
+
+def _lost(lost: list[HeldLock]) -> Iterator[Finding]:
+    if lost:
+        yield Finding(
+            "lost",
+            "warning",
+            f"{len(lost)} tasks wait, while their queue is empty and no worker has their message "
+            f"(a purged queue, or a broker that lost it): {_named(lost[:NAMED])}",
+            "free their keys: celery -A APP unique release --lost",
+        )
+
+
+def _named(locks: list[HeldLock]) -> str:
+    named = [
+        f"{lock.entry.task_name}[{lock.task_id}]" + (f" on {lock.worker}" if lock.worker else "")
+        for lock in locks
+    ]
+    return ", ".join(named)

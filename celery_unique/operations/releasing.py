@@ -1,0 +1,24 @@
+"""Letting go of many locks, one act each: none is stopped, and each is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from celery_unique import reports
+from celery_unique.runtime import Runtime
+
+from .selecting import HeldLock
+
+
+def release_all(runtime: Runtime, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock, bool]]:
+    """Release each lock as it comes, and tell whether there was still one to release.
+
+    By key *and* task: a lock that went to another task since it was seen is left alone.
+    """
+    for lock in locks:
+        released = runtime.store.release(lock.key, lock.task_id) > 0
+        if released:
+            reports.released(
+                runtime.app, lock.entry.task_name, lock.task_id, lock.key, "released by hand"
+            )
+        yield lock, released

@@ -1,0 +1,126 @@
+"""What is asked of a Redis server, and what it means for locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery_unique.stores.diagnosis import Diagnosis, Finding
+
+from .connections import Command
+
+#: Answers to these make the diagnosis; an answer may be an error of a user without the rights.
+QUESTIONS: tuple[Command, ...] = (("INFO",), ("CONFIG", "GET", "save"))
+
+OLDEST = (6, 2)
+
+
+def diagnosis_of(replies: list[Any]) -> Diagnosis:
+    if isinstance(replies[0], Exception):
+        return Diagnosis(findings=(_may_not_ask(replies[0]),))
+    info = _parsed(replies[0])
+    snapshots = _snapshots(replies[1])
+    findings = (*_version(info), *_role(info), *_eviction(info), *_persistence(info, snapshots))
+    return Diagnosis("network", _facts(info, snapshots), findings)
+
+
+def _may_not_ask(error: Exception) -> Finding:
+    return Finding(
+        "rights",
+        "note",
+        f"the server does not tell about itself ({error}), so eviction and persistence are "
+        "not checked",
+        "let the user of unique_store_url run INFO",
+    )
+
+
+def _parsed(info: bytes) -> dict[str, str]:
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _snapshots(reply: Any) -> bool | None:
+    """Whether the server writes snapshots; None where it does not tell."""
+    if isinstance(reply, Exception) or len(reply) < 2:
+        return None
+    return bool(reply[1].strip())
+
+
+def _facts(info: dict[str, str], snapshots: bool | None) -> dict[str, str]:
+    product = "Valkey" if "valkey_version" in info else "Redis"
+    saved = {True: "snapshots", False: "nothing", None: "unknown"}[snapshots]
+    return {
+        "server": f"{product} {info.get('valkey_version') or info.get('redis_version', '?')}",
+        "role": info.get("role", "?"),
+        "persistence": "append-only file" if info.get("aof_enabled") == "1" else saved,
+        "eviction": info.get("maxmemory_policy", "?"),
+        "memory": f"{info.get('used_memory_human', '?')} used, limit {_limit(info) or 'none'}",
+    }
+
+
+def _limit(info: dict[str, str]) -> str:
+    return info.get("maxmemory_human", "") if info.get("maxmemory", "0") != "0" else ""
+
+
+def _version(info: dict[str, str]) -> Iterator[Finding]:
+    found = info.get("redis_version", "")  # Valkey tells the Redis that it is compatible with
+    try:
+        major, minor = (int(part) for part in found.split(".")[:2])
+    except ValueError:
+        return
+    if (major, minor) < OLDEST:
+        yield Finding(
+            "version",
+            "error",
+            f"the server is Redis {found}; the scripts need 6.2 or newer",
+            "update the server",
+        )
+
+
+def _role(info: dict[str, str]) -> Iterator[Finding]:
+    if info.get("role") == "slave":
+        yield Finding(
+            "role",
+            "error",
+            "the server is a replica: it refuses every act on a lock",
+            "let unique_store_url lead to the primary",
+        )
+
+
+def _eviction(info: dict[str, str]) -> Iterator[Finding]:
+    """Every key of ours expires, so that the volatile policies evict them as well."""
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return
+    limit, evicted = _limit(info), info.get("evicted_keys", "0")
+    happened = f", and has evicted {evicted} keys since it started" if evicted != "0" else ""
+    yield Finding(
+        "eviction",
+        "error" if limit else "warning",
+        f"the server may evict locks (maxmemory-policy is {policy}, maxmemory "
+        f"{limit or 'without a limit so far'}){happened}: an evicted lock is a key that is "
+        "free while its task runs",
+        "set maxmemory-policy to noeviction, or give the locks a Redis of their own "
+        "(unique_store_url)",
+    )
+
+
+def _persistence(info: dict[str, str], snapshots: bool | None) -> Iterator[Finding]:
+    if info.get("aof_enabled") == "1" or snapshots is None:
+        return
+    if snapshots:
+        yield Finding(
+            "persistence",
+            "note",
+            "the server writes snapshots only: after a crash, locks taken since the last one "
+            "are gone",
+            "switch the append-only file on (appendonly yes)",
+        )
+        return
+    yield Finding(
+        "persistence",
+        "warning",
+        "the server writes nothing to disk: after a restart every key is free, while tasks "
+        "wait and run",
+        "switch the append-only file on (appendonly yes)",
+    )

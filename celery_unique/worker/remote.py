@@ -1,0 +1,88 @@
+"""``celery inspect unique_held``: what a worker holds, and how its renewing goes.
+
+Imported in every process that knows the command by its name: workers, and the command line,
+which shall load nothing for it. So the rest is imported when the command is carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.control import inspect_command
+
+if TYPE_CHECKING:
+    from celery_unique.runtime import Runtime
+
+#: More than this many would be a large message for every worker to send.
+MOST_LISTED = 1000
+
+
+@inspect_command(
+    signature="[limit=1000]", args=[("limit", int)], help="List the unique tasks a worker holds."
+)
+def unique_held(
+    state: Any, limit: int = MOST_LISTED, task_ids: list[str] | None = None, **_: Any
+) -> dict[str, Any]:
+    """What this worker holds of unique tasks. With ``task_ids``: those of them alone."""
+    from celery_unique import __version__
+    from celery_unique.exceptions import ConfigurationError
+    from celery_unique.keys import KEY_VERSION
+    from celery_unique.runtime import runtime_of
+
+    told: dict[str, Any] = {
+        "installed": True,
+        "library": __version__,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "clock_ms": time.time_ns() // 1_000_000,
+        "key_version": KEY_VERSION,
+    }
+    try:
+        runtime = runtime_of(state.app)
+    except ConfigurationError:
+        return {**told, "installed": False}
+    told |= _store(runtime)
+    told["renewal"] = runtime.renewal.as_document() if runtime.renewal is not None else None
+    return told | _held(runtime, state, limit, task_ids)
+
+
+def _store(runtime: Runtime) -> dict[str, Any]:
+    from celery_unique.exceptions import CeleryUniqueError
+
+    try:
+        return {"store": runtime.store.fingerprint(), "namespace": runtime.settings.namespace}
+    except CeleryUniqueError as error:  # a worker without unique tasks needs none
+        return {"store": None, "namespace": None, "store_error": str(error)}
+
+
+def _held(runtime: Runtime, state: Any, limit: int, task_ids: list[str] | None) -> dict[str, Any]:
+    from .renewal import held_requests
+
+    worker = getattr(getattr(state, "consumer", None), "controller", None)
+    requests = [r for r in held_requests(worker) if getattr(r, "unique_lock", None) is not None]
+    if task_ids is not None:
+        wanted = set(task_ids)
+        requests = [request for request in requests if request.id in wanted]
+    return {
+        "held_in_all": len(requests),
+        "held": [_one(runtime, request) for request in requests[: max(0, limit)]],
+    }
+
+
+def _one(runtime: Runtime, request: Any) -> dict[str, Any]:
+    lock, leases = request.unique_lock, runtime.holding.leases
+    started = bool(request.unique_started)
+    early = started and not request.task.acks_late
+    return {
+        "key": lock.key,
+        "task_id": lock.task_id,
+        "task": request.name,
+        "state": "started" if started else "held",
+        "delivery": lock.delivery,
+        "lease_s": (leases.run_ms if early else leases.queue_ms) / 1000,
+        "delivery_lease_s": leases.run_ms / 1000 if started else None,
+        "alive_s_ago": round(time.monotonic() - request.unique_alive_at, 1) if started else None,
+    }

@@ -1,0 +1,83 @@
+"""Called inside the project: users, their sessions, and locks to look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from tests.stores.factories import MINUTE, QUEUE_LEASE, claim, fresh_key, start
+
+LIST = "/admin/celery_unique/lock/"
+RELEASE = f"{LIST}release/"
+
+_numbers = itertools.count()
+
+
+def staff(*permissions: str) -> Any:
+    """A user who may log in to the admin, with these permissions of ours."""
+    from django.contrib.auth.models import Permission, User
+
+    user = User.objects.create_user(f"staff{next(_numbers)}", is_staff=True)
+    for codename in permissions:
+        found = Permission.objects.get(content_type__app_label="celery_unique", codename=codename)
+        user.user_permissions.add(found)
+    return user
+
+
+def client_of(user: Any, *, forged: bool = False) -> Any:
+    """A browser in which the user has logged in. Forged: it checks the token of every form."""
+    from django.test import Client
+
+    client = Client(enforce_csrf_checks=forged)
+    client.force_login(user)
+    return client
+
+
+def session_of(permissions: Sequence[str]) -> str:
+    """The cookie of a new user's session, for a browser outside."""
+    return str(client_of(staff(*permissions)).cookies["sessionid"].value)
+
+
+def store() -> Any:
+    from celery_unique.contrib.django.project import project_app
+    from celery_unique.runtime import runtime_of
+
+    return runtime_of(project_app()).store
+
+
+def empty_store() -> None:
+    """Tests share the project and so its locks."""
+    from django.core.cache import cache
+
+    cache.clear()
+
+
+def hold(name: str, task_id: str, *, active: str = "", duplicates: int = 0, **fields: Any) -> str:
+    """A lock of this task name; ``active`` is the worker that runs it. The key."""
+    from dataclasses import replace
+
+    key = fresh_key()
+    mine = replace(claim(task_id, grace_ms=30 * MINUTE, **fields), task_name=name)
+    store().acquire(key, mine)
+    store().confirm(key, task_id, QUEUE_LEASE)
+    store().flush()
+    for number in range(duplicates):
+        store().acquire(key, replace(mine, task_id=f"duplicate{number}"))
+    if active:
+        store().start(key, replace(start(task_id, f"{active}/1/2/3"), task_name=name))
+    return key
+
+
+def text_of(response: Any) -> str:
+    return str(response.content.decode())
+
+
+def result_of(task_id: str, *, task_args: str, task_kwargs: str) -> int:
+    """A stored result as the backend of django-celery-results writes it. Its primary key."""
+    from django_celery_results.models import TaskResult
+
+    row = TaskResult.objects.create(
+        task_id=task_id, task_name="shop.rebuild", task_args=task_args, task_kwargs=task_kwargs
+    )
+    return int(row.pk)
