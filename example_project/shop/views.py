@@ -5,7 +5,6 @@ from django.conf import settings
 from django.db.models import Q
 from django.http import JsonResponse
 from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
@@ -33,7 +32,6 @@ def index(request):
         "products": Product.objects.order_by("pk"),
         "on_redis": bool(settings.REDIS_URL),
         "flower_url": settings.FLOWER_URL,
-        "locks_url": reverse("admin:index"),
         "debounce_s": DEBOUNCE_S,
         "report_every_s": settings.REPORT_EVERY_S,
         "last": last_event(),

@@ -117,6 +117,9 @@ def test_a_button_pressed_ten_times_runs_one_task_and_shows_nine_duplicates(
     for name, size in (("desktop", DESKTOP), ("phone", PHONE)):
         for scheme in ("light", "dark"):
             page.look(size, scheme)
+            script = "document.querySelector(arguments[0]).scrollIntoView({block: 'center'})"
+            if size == PHONE:
+                page.browser.execute_script(script, ".counts")
             keep_screenshot(page.browser, f"shop-{name}-{scheme}")
 
 
@@ -252,14 +255,18 @@ def test_nothing_is_wider_than_the_screen(
     assert measured[0] <= measured[1]
 
 
-def test_the_links_lead_to_the_admin_page(shop: Shop, visit: Callable[[Shop], Page]) -> None:
+def test_a_link_leads_to_the_locks_on_the_admin_page(
+    shop: Shop, visit: Callable[[Shop], Page]
+) -> None:
+    shop.order("locked")
     page = visit(shop)
 
     page.find("nav a").click()
     page.find("#id_username").send_keys("shop")
     page.find("#id_password").send_keys("shop", Keys.ENTER)
 
-    eventually(lambda: page.all("#logout-form"), timeout=60)
+    eventually(lambda: "shop.tasks.confirm_order" in page.find("body").text, timeout=60)
+    keep_screenshot(page.browser, "shop-admin-locks")
     refused = [
         entry for entry in page.browser.get_log("browser") if "Content Security" in entry["message"]
     ]

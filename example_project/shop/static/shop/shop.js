@@ -61,7 +61,7 @@ const answers = new Map();
 
 function countAnswer(form, answer) {
   answers.set(answer, (answers.get(answer) ?? 0) + 1);
-  const texts = [...answers].map(([text, times]) => `${text} × ${times}`);
+  const texts = [...answers].sort().map(([text, times]) => `${text} × ${times}`);
   form.parentElement.querySelector("[data-answers]").textContent = texts.join(", ");
 }
 
