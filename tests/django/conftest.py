@@ -25,8 +25,16 @@ def postgres_database(server: PostgresServer, url: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def shop_environment(redis_server: RedisServer, postgres_server: PostgresServer) -> dict[str, str]:
+def shop_environment(
+    redis_server: RedisServer,
+    postgres_server: PostgresServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
     """What a deployment of the project sets."""
+    small = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(tmp_path_factory.mktemp("shop") / "small.sqlite3"),
+    }
     database = postgres_database(postgres_server, postgres_server.fresh_url())
     cache = {
         "BACKEND": "django_redis.cache.RedisCache",
@@ -36,7 +44,7 @@ def shop_environment(redis_server: RedisServer, postgres_server: PostgresServer)
     return {
         "DJANGO_SETTINGS_MODULE": "tests.django.shop.settings",
         "SHOP_APPS": "django_celery_results",
-        "SHOP_DATABASES": json.dumps({"default": database}),
+        "SHOP_DATABASES": json.dumps({"default": database, "small": small}),
         "SHOP_CACHES": json.dumps({"default": cache}),
         "SHOP_BROKER_URL": redis_server.fresh_url(),
         "SHOP_RESULT_BACKEND": "django-db",

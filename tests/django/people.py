@@ -66,6 +66,9 @@ def hold(name: str, task_id: str, *, active: str = "", duplicates: int = 0, **fi
         store().acquire(key, replace(mine, task_id=f"duplicate{number}"))
     if active:
         store().start(key, replace(start(task_id, f"{active}/1/2/3"), task_name=name))
+    created = store().read(key)[0].tasks[task_id].created_at
+    while store().read(key)[1] == created:  # the next one is younger: lists are sorted by age
+        pass
     return key
 
 
@@ -81,3 +84,44 @@ def result_of(task_id: str, *, task_args: str, task_kwargs: str) -> int:
         task_id=task_id, task_name="shop.rebuild", task_args=task_args, task_kwargs=task_kwargs
     )
     return int(row.pk)
+
+
+def hold_one() -> None:
+    empty_store()
+    hold("shop.rebuild", "the-only-one")
+
+
+def hold_what_a_shop_has() -> dict[str, str]:
+    """Locks as they are in a shop, for a picture. The keys by task id."""
+    empty_store()
+    keys = {}
+    for number, (name, worker, duplicates, fields) in enumerate(
+        (
+            ("shop.tasks.rebuild_index", "celery@web1", 9, {}),
+            ("shop.tasks.send_digest", "", 3, {"window_ms": 10 * MINUTE}),
+            ("shop.tasks.confirm_order", "celery@web2", 1, {}),
+            ("shop.tasks.sync_stock", "", 0, {"delay_ms": 5 * MINUTE}),
+            ("shop.tasks.nightly_report", "celery@web1", 0, {"window_ms": 24 * 60 * MINUTE}),
+        )
+    ):
+        task_id = f"5f0c1e7a-92b4-4d1c-8a3e-{number:012x}"
+        keys[task_id] = hold(name, task_id, active=worker, duplicates=duplicates, **fields)
+    return keys
+
+
+def hold_html(text: str) -> str:
+    empty_store()
+    key = hold(text, f"id {text}", active=f"celery@{text.replace('/', '')}")
+    result_of(f"id {text}", task_args=f"\"('{text}',)\"", task_kwargs='"{}"')
+    return key
+
+
+def is_released(key: str, task_id: str) -> bool:
+    return bool(store().read(key)[0].tasks[task_id].released)
+
+
+def superuser_session() -> str:
+    from django.contrib.auth.models import User
+
+    user = User.objects.create_superuser(f"root{next(_numbers)}")
+    return str(client_of(user).cookies["sessionid"].value)

@@ -9,7 +9,8 @@ import pytest
 
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.kit import PostgresServer
+from tests.kit import PostgresServer, RedisServer
+from tests.stores.django_project import DjangoProject
 from tests.stores.factories import fresh_key
 
 _namespaces = itertools.count()
@@ -35,6 +36,14 @@ def shared_sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def shared_postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.fresh_url()
+
+
+@pytest.fixture(scope="session")
+def django_project(redis_server: RedisServer, postgres_server: PostgresServer) -> DjangoProject:
+    """Django's settings belong to a process: those of the test run, once."""
+    project = DjangoProject(redis_server, postgres_server)
+    project.configure()
+    return project
 
 
 @pytest.fixture(params=STORES)

@@ -8,7 +8,8 @@ asks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -20,11 +21,13 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.locks import holders_of
+from celery_unique.operations.selecting import is_key
 from celery_unique.runtime import Runtime, runtime_of
 
-from .listing import WHOLE_KEY, Found, find
+from .listing import Found, find
 from .models import Lock
-from .pages import filters, headers, page_links, read_query
+from .pages import Row, filters, headers, page_links, read_query, row_of
 from .project import project_app
 from .releasing import let_go, read_selection
 from .results import ResultLinks
@@ -86,7 +89,7 @@ class LockAdmin(admin.ModelAdmin):
         context = {
             "wanted": wanted,
             "found": found,
-            "rows": self._rows(request, found),
+            "rows": self._rows(request, found.locks, found.now),
             "headers": headers(request.GET, wanted),
             "filters": filters(request.GET, wanted, found),
             "page_links": page_links(request.GET, found),
@@ -96,23 +99,15 @@ class LockAdmin(admin.ModelAdmin):
 
     @_guarded
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        from celery_unique.locks import holders_of
-
-        key = unquote(object_id)
-        holders = []
-        if WHOLE_KEY.fullmatch(key):
+        key, locks, now = unquote(object_id), [], 0
+        if is_key(key):
             record, now = _runtime().store.read(key)
-            holders = holders_of(key, record, now)
-        if not holders:
+            locks = holders_of(key, record, now)
+        if not locks:
             messages.warning(request, "That lock is not there any more: its key is free.")
             return HttpResponseRedirect(self._url("changelist"))
-        results = ResultLinks(self.admin_site, request, [lock.task_id for lock in holders])
-        context = {
-            "title": holders[0].task_name or "Lock",
-            "key": key,
-            "holders": [(lock, results.of(lock.task_id)) for lock in holders],
-        }
-        return self._page(request, "lock", context)
+        rows = self._rows(request, locks, datetime.fromtimestamp(now / 1000, UTC))
+        return self._page(request, "lock", {"title": locks[0].task_name or "Lock", "rows": rows})
 
     @_guarded
     def release_view(self, request: HttpRequest) -> HttpResponse:
@@ -150,10 +145,11 @@ class LockAdmin(admin.ModelAdmin):
         template = f"admin/celery_unique/lock/{name}.html"
         return TemplateResponse(request, template, whole, status=status)
 
-    def _rows(self, request: HttpRequest, found: Found) -> list[tuple[Any, Any, str]]:
-        results = ResultLinks(self.admin_site, request, [lock.task_id for lock in found.locks])
+    def _rows(self, request: HttpRequest, locks: Sequence[Any], now: datetime) -> list[Row]:
+        results = ResultLinks(self.admin_site, request, [lock.task_id for lock in locks])
         return [
-            (lock, results.of(lock.task_id), self._url("change", lock.key)) for lock in found.locks
+            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), now)
+            for lock in locks
         ]
 
     def _url(self, name: str, *arguments: str) -> str:

@@ -18,7 +18,7 @@ from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS, read_settings
 from celery_unique.store_url import store_url
 from celery_unique.stores import open_store
 
-from .project import NOT_FOUND, project_app
+from .project import project_app
 
 PREFIX = "CELERY_UNIQUE_"
 _NAMES = (*SETTINGS, *DEFAULT_SETTINGS)
@@ -29,9 +29,8 @@ def check_project(**_: Any) -> list[CheckMessage]:
     try:
         app = project_app()
     except ConfigurationError as error:
-        missing, _separator, cure = str(error).partition(". ")
-        missing = missing.rstrip(".")
-        return [Warning(f"{missing}.", hint=cure or NOT_FOUND, id="celery_unique.W003")]
+        what, _dot, cure = str(error).partition(". ")
+        return [Warning(f"{what}.", hint=cure, id="celery_unique.W003")]
     return [*_check_names(), *_check_that_they_are_read(app), *_check_values(app)]
 
 

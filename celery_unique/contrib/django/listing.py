@@ -8,17 +8,18 @@ page then says that it has not seen all. A whole key needs no walk.
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import Lock, key_of_idempotency_key, lock_of
+from celery_unique.operations.selecting import StoreClock, is_key
 from celery_unique.runtime import Runtime
+from celery_unique.stores.record import Record
 
 PER_PAGE = 100
 #: What can be paged through; further ones are found by narrowing the search.
@@ -29,8 +30,6 @@ WALK_SECONDS = 10.0
 BATCH = 1000
 #: Different names counted for the filter by task.
 MOST_NAMES = 500
-
-WHOLE_KEY = re.compile(r"\d+:[0-9a-f]{64}")
 
 AGES = {
     "1m": ("More than a minute", timedelta(minutes=1)),
@@ -69,6 +68,7 @@ class Found:
     seen: int = 0
     page: int = 1
     complete: bool = True  # False: time was over before the whole store was seen
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))  # the store's clock
     tasks: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
 
@@ -93,9 +93,9 @@ def find(runtime: Runtime, wanted: Wanted, seconds: float = WALK_SECONDS) -> Fou
 
 def _matching(runtime: Runtime, wanted: Wanted, found: Found, stop_at: float) -> Iterator[Lock]:
     """Every matching lock; ``found`` is counted on the way."""
-    matches = None
-    for lock, now in _walk(runtime, wanted.text, found, stop_at):
-        matches = matches or _matcher(runtime, wanted, now)
+    records = _records(runtime, wanted.text, found)
+    matches = _matcher(runtime, wanted, found.now)
+    for lock in _walk(records, found, stop_at):
         found.seen += 1
         found.states[lock.state] += 1
         if lock.task_name in found.tasks or len(found.tasks) < MOST_NAMES:
@@ -105,21 +105,24 @@ def _matching(runtime: Runtime, wanted: Wanted, found: Found, stop_at: float) ->
             yield lock
 
 
-def _walk(
-    runtime: Runtime, text: str, found: Found, stop_at: float
-) -> Iterator[tuple[Lock, datetime]]:
-    store = runtime.store
-    if WHOLE_KEY.fullmatch(text):
-        record, now_ms = store.read(text)
-        records: Any = [(text, record)]
+def _records(runtime: Runtime, text: str, found: Found) -> Iterable[tuple[str, Record]]:
+    """What is looked at; ``found`` gets the store's clock."""
+    if is_key(text):
+        record, now_ms = runtime.store.read(text)
+        records: Iterable[tuple[str, Record]] = [(text, record)]
     else:
-        _, now_ms = store.read("1:")  # no key: for the store's clock
-        records = store.walk(BATCH)
-    now = datetime.fromtimestamp(now_ms / 1000).astimezone()
+        now_ms = StoreClock(runtime).now()
+        records = runtime.store.walk(BATCH)
+    found.now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return records
+
+
+def _walk(records: Iterable[tuple[str, Record]], found: Found, stop_at: float) -> Iterator[Lock]:
+    now_ms = round(found.now.timestamp() * 1000)
     for key, record in records:
         lock = lock_of(key, record, now_ms)
         if lock is not None:
-            yield lock, now
+            yield lock
         if monotonic() > stop_at:
             found.complete = False
             return

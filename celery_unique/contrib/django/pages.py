@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from celery_unique.locks import Lock
 from celery_unique.stores.record import State
 
 from .listing import AGES, MOST_PAGES, ORDERS, Found, Wanted
+from .results import ResultLink
 
 #: More tasks than these are found by searching.
 MOST_TASKS = 50
@@ -27,6 +30,17 @@ class Header(NamedTuple):
     text: str
     url: str = ""
     direction: str = ""  # of the present order: ascending, descending or none
+
+
+class Row(NamedTuple):
+    """A lock with what the page says of its times."""
+
+    lock: Lock
+    url: str
+    result: ResultLink | None
+    age: str
+    lease: str
+    window: str  # empty without a window
 
 
 class Filter(NamedTuple):
@@ -52,6 +66,25 @@ def _page(text: str) -> int:
     return min(max(number, 1), MOST_PAGES)
 
 
+def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime) -> Row:
+    window = brief(lock.window_ends_at - now) if lock.window_ends_at else ""
+    return Row(
+        lock, url, result, brief(now - lock.created_at), brief(lock.expires_at - now), window
+    )
+
+
+def brief(duration: timedelta) -> str:
+    """Its two largest units: ``3 d 4 h``, ``59 min 58 s``, ``12 s``."""
+    seconds = max(0, round(duration.total_seconds()))
+    parts: list[tuple[int, str]] = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, seconds = divmod(seconds, size)
+        if number or parts:
+            parts.append((number, name))
+    shown = [f"{number} {name}" for number, name in parts[:2] if number]
+    return " ".join(shown) or "0 s"
+
+
 def headers(query: Any, wanted: Wanted) -> list[Header]:
     def sortable(text: str, order: str, first: str = "") -> Header:
         """``first`` is a minus where the first click shall sort from high to low."""
@@ -67,8 +100,8 @@ def headers(query: Any, wanted: Wanted) -> list[Header]:
         Header("State"),
         Header("Holder"),
         sortable("Age", "created"),
-        sortable("Lease ends", "expires"),
-        Header("Window ends"),
+        sortable("Lease", "expires"),
+        Header("Window"),
         sortable("Duplicates", "duplicates", "-"),
         Header("Worker"),
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import _state
+from celery import Celery, _state
 
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.installation import install
+from celery_unique.installation import FIXUP, install
 
 #: The name of the app that Celery makes up where a project has none.
 _FALLBACK = "default"
@@ -19,15 +19,15 @@ NOT_FOUND = (
 
 
 def install_in_apps() -> None:
-    """Install in every app there is now, and in each that comes to be used later.
+    """Install in every app there is now, and in each that is made later.
 
     A project's app is there before its Django apps are ready: the package of the settings
-    imports it, or it is the app that called ``django.setup()``. One that is made later is
-    met when Celery finalises it, which is before its first task is called.
+    imports it, or it is the app that called ``django.setup()``.
     """
     for app in _apps():
         install(app)
-    _state.connect_on_app_finalize(install)
+    # As Celery's own support for Django comes to every app.
+    Celery.builtin_fixups = {*Celery.builtin_fixups, FIXUP}
 
 
 def project_app() -> Any:
@@ -42,7 +42,7 @@ def project_app() -> Any:
             raise ConfigurationError(
                 NOT_FOUND
                 if not apps
-                else "There are several Celery apps, and none is the default one: call "
+                else "There are several Celery apps, and none is the default one. Call "
                 "set_default() on the project's.",
                 setting=None,
             )

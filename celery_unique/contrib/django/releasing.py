@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from celery_unique import reports
 from celery_unique.locks import Lock, holders_of
+from celery_unique.operations.selecting import is_key
 from celery_unique.runtime import Runtime
 
-from .listing import PER_PAGE, WHOLE_KEY
+from .listing import PER_PAGE
 
 
 def read_selection(runtime: Runtime, selected: Sequence[str]) -> tuple[list[Lock], int]:
@@ -20,7 +21,7 @@ def read_selection(runtime: Runtime, selected: Sequence[str]) -> tuple[list[Lock
     locks, gone = [], 0
     for value in selected[:PER_PAGE]:
         key, _, task_id = value.partition(" ")
-        lock = _holder(runtime, key, task_id) if WHOLE_KEY.fullmatch(key) else None
+        lock = _holder(runtime, key, task_id) if is_key(key) else None
         if lock is None:
             gone += 1
         else:

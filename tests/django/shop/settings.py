@@ -7,6 +7,7 @@ SECRET_KEY = "for tests only"
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 USE_TZ = True
+TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-gb"
 ROOT_URLCONF = "tests.django.shop.urls"
 STATIC_URL = "static/"

@@ -42,3 +42,21 @@ def audited(self: Task, shop_id: int) -> str:
 @shared_task
 def plain(number: int) -> int:
     return number
+
+
+@shared_task(unique=True, unique_on="shop_id")
+def confirm_order(shop_id: int, transaction: int) -> int:
+    """Equal by its shop; the other argument tells which transaction published it."""
+    return transaction
+
+
+@shared_task(bind=True, unique=True)
+def hold_until_told(self: Task, door: str) -> str:
+    """Runs until the file is there, so that a test sees it run."""
+    import time
+    from pathlib import Path
+
+    deadline = time.monotonic() + 60
+    while not Path(door).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return str(self.request.unique.token)
