@@ -11,6 +11,9 @@ ARGS ?=
 PROCESSES ?= 2
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
+# What make test-django runs besides the newest Django that this Python allows, which make test uses.
+DJANGO_VERSIONS ?= 5.2
+DJANGO_TESTS = tests/django tests/stores/test_django_contract.py tests/stores/test_django_stores.py
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -18,7 +21,7 @@ SEED ?=
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-fast test-versions chaos lint docs services
+.PHONY: help demo example test test-fast test-versions test-django chaos lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +42,11 @@ test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that dep
 
 test-celery-%: .cache/celery-%/.installed
 	.cache/celery-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile -m versions $(ARGS)
+
+test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Django integration, on the oldest supported Django
+
+test-django-%: .cache/django-%/.installed
+	.cache/django-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile $(DJANGO_TESTS) $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
@@ -72,4 +80,9 @@ services: ## Install the servers that make test starts, where they are missing
 .PRECIOUS: .cache/celery-%/.installed
 .cache/celery-%/.installed: pyproject.toml scripts/make-venv
 	@PYTHON="$(PYTHON)" scripts/make-venv .cache/celery-$* -e '.[test]' 'celery==$*'
+	@touch $@
+
+.PRECIOUS: .cache/django-%/.installed
+.cache/django-%/.installed: pyproject.toml scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv .cache/django-$* -e '.[test]' 'Django==$*'
 	@touch $@

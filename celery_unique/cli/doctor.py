@@ -12,7 +12,7 @@ from celery_unique.operations.selecting import installed_runtime
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
 
 from . import FOUND_NOTHING, NO_STORE
-from .options import json_option
+from .options import GENERIC, json_option, program
 from .screen import Screen, printable
 
 
@@ -46,23 +46,25 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
     if as_json:
         screen.json(_document(report))
     else:
-        _show(screen, report)
+        _show(screen, report, program(ctx))
     if not report.store_answers:
         ctx.exit(NO_STORE)
     if report.troubles:
         ctx.exit(FOUND_NOTHING)
 
 
-def _show(screen: Screen, report: Report) -> None:
+def _show(screen: Screen, report: Report, called: str) -> None:
     screen.facts((name, printable(value)) for name, value in report.facts.items())
     screen.line()
     for right in report.passed.values():
         screen.line(f"{screen.styled('ok     ', 'ok')}  {printable(right)}")
     for finding in report.findings:
         level = screen.styled(finding.level.ljust(7), finding.level, bold=True)
-        screen.line(f"{level}  {printable(finding.message)}")
+        screen.words(printable(finding.message), first=f"{level}  ", indent=" " * 9)
         if finding.cure:
-            screen.line(f"         {screen.styled('->', bold=True)} {printable(finding.cure)}")
+            arrow = f"{' ' * 9}{screen.styled('->', bold=True)} "
+            cure = finding.cure.replace(GENERIC, called)
+            screen.words(printable(cure), first=arrow, indent=" " * 12)
     screen.line()
     screen.line(_summary(report))
 

@@ -11,7 +11,7 @@ from celery_unique.operations.selecting import HeldLock, select
 from .options import asked, json_option, selection_of, selection_options
 from .screen import Screen, Table, age, short_key
 
-#: Narrower terminals get neither keys nor workers: an id is enough for show, why and release.
+#: Narrower terminals get neither ids nor workers: a shortened key is enough for show and why.
 WIDE = 118
 _ID = 36
 _STATE = 10
@@ -58,9 +58,9 @@ class LockTable:
     def __init__(self, screen: Screen) -> None:
         width = screen.width()
         self._wide = width >= WIDE
-        columns = [("STATE", _STATE), ("AGE", _AGE), ("ABSORBED", _ABSORBED), ("ID", _ID)]
+        columns = [("KEY", 14), ("STATE", _STATE), ("AGE", _AGE), ("ABSORBED", _ABSORBED)]
         if self._wide:
-            columns.insert(0, ("KEY", 14))
+            columns.append(("ID", _ID))
         used = sum(size for _, size in columns) + 2 * len(columns)
         # A worker is named last, so that a long name of a task does not push anything away.
         task_width = max(12, min(40, width - used - 22) if self._wide else width - used)
@@ -71,9 +71,10 @@ class LockTable:
         self._table = Table(screen, columns, cut=cut)
 
     def row(self, lock: HeldLock) -> None:
-        task = lock.entry.task_name
-        cells = [lock.state, age(lock.age_ms), str(lock.entry.duplicates), lock.task_id]
-        if not self._wide:
-            self._table.row([*cells, task], {0: lock.state})
-            return
-        self._table.row([short_key(lock.key), *cells, task, lock.worker or "-"], {1: lock.state})
+        entry = lock.entry
+        cells = [short_key(lock.key), lock.state, age(lock.age_ms), str(entry.duplicates)]
+        if self._wide:
+            cells += [lock.task_id, entry.task_name, lock.worker or "-"]
+        else:
+            cells.append(entry.task_name)
+        self._table.row(cells, {1: lock.state})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ from celery_unique.runtime import Runtime
 
 from .screen import Screen, printable
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+#: In the words of the modules below, which do not know how they were called.
+GENERIC = "celery -A APP unique"
 
-#: Read from the standard input, so that a key need not stand in the shell's history.
-FROM_STDIN = "-"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 # Converters as functions: click's class for them is generic in some of its releases.
@@ -106,6 +107,15 @@ def asked(ctx: click.Context, as_json: bool) -> Asked:
     return Asked(runtime, screen, as_json)
 
 
+def program(ctx: click.Context) -> str:
+    """How the commands were called, for advice that can be copied."""
+    root = ctx.find_root()
+    if root.command.name == "unique":  # by main(): the program has this group alone
+        return root.info_name or GENERIC
+    app = root.params.get("app")
+    return f"celery -A {shlex.quote(app)} unique" if isinstance(app, str) else GENERIC
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON in lines.")
 
 
@@ -123,10 +133,11 @@ def call_options(function: Function) -> Function:
                 type=json_object,
                 help="Keyword arguments of a call, as a JSON object.",
             ),
+            click.option("--idempotency-key", help="The idempotency key of a call."),
             click.option(
-                "--idempotency-key",
-                metavar="TEXT|-",
-                help="The idempotency key of a call; - reads it from the standard input.",
+                "--idempotency-key-stdin",
+                is_flag=True,
+                help="Read it from the standard input: any text, and not in a shell's history.",
             ),
         )
     ):
@@ -171,7 +182,7 @@ def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
     """What the options of ``selection_options`` select."""
     key, task = given["key"], given["task"]
     args, kwargs = given["args"], given["kwargs"]
-    idempotency_key = read_idempotency_key(given["idempotency_key"])
+    idempotency_key = idempotency_key_of(given)
     by_call = args is not None or kwargs is not None
     if (key is not None) + by_call + (idempotency_key is not None) > 1:
         raise click.UsageError(
@@ -195,8 +206,11 @@ def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
     )
 
 
-def read_idempotency_key(given: str | None) -> str | None:
-    if given != FROM_STDIN:
-        return given
-    text = sys.stdin.read()
-    return text.removesuffix("\n").removesuffix("\r")
+def idempotency_key_of(given: dict[str, Any]) -> str | None:
+    """The key that was given as an option or, without the end of its line, as input."""
+    key: str | None = given["idempotency_key"]
+    if not given["idempotency_key_stdin"]:
+        return key
+    if key is not None:
+        raise click.UsageError("Give the idempotency key as an option or as input, not both.")
+    return sys.stdin.read().removesuffix("\n").removesuffix("\r")

@@ -76,7 +76,7 @@ def release_command(
         _tell(screen, counts.total.locks, 0, as_json, dry_run)
         ctx.exit(0 if counts.total.locks else FOUND_NOTHING)
     if not yes:
-        screen.line(WARNING, err=True)
+        screen.words(WARNING, err=True)
         click.confirm(f"Release {_locks(counts.total.locks)}?", abort=True, err=True)
     released = _release(runtime, selection, lost, counts.total.locks)
     _tell(screen, counts.total.locks, released, as_json, dry_run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -82,7 +83,25 @@ class Screen:
         shown = [(name, value) for name, value in facts if value]
         longest = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
-            self.line(f"{indent}{self.styled(name.ljust(longest), bold=True)}{GAP}{value}")
+            label = f"{indent}{self.styled(name.ljust(longest), bold=True)}{GAP}"
+            self.words(value, first=label, indent=" " * (len(indent) + longest + len(GAP)))
+
+    def words(
+        self,
+        text: str,
+        *,
+        first: str = "",
+        indent: str = "",
+        kind: str = "",
+        bold: bool = False,
+        err: bool = False,
+    ) -> None:
+        """Printable text, broken between words on a terminal; ``first`` stands before it."""
+        width = max(self.width() - len(indent), 20)
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        for n, line in enumerate(lines or [""]):
+            shown = self.styled(line, kind, bold=bold) if kind or bold else line
+            self.line((indent if n else first) + shown, err=err)
 
 
 class Table:

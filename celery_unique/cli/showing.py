@@ -23,7 +23,7 @@ from celery_unique.operations.selecting import HeldLock, find
 from celery_unique.runtime import Runtime
 
 from . import FOUND_NOTHING
-from .options import Asked, asked, call_options, json_option, read_idempotency_key
+from .options import Asked, asked, call_options, idempotency_key_of, json_option, program
 from .screen import Screen, age, moment, printable
 
 #: A shortened key of few digits may mean many.
@@ -85,7 +85,7 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
         if as_json:
             command.screen.json(_document(explanation))
         else:
-            _explain(command.screen, explanation)
+            _explain(command.screen, explanation, program(ctx))
     if found and not held:
         ctx.exit(FOUND_NOTHING)
     _exit(ctx, command, found, what)
@@ -104,7 +104,7 @@ def _explanations(
     runtime: Runtime, what: str | None, given: dict[str, Any]
 ) -> Iterator[Explanation]:
     args, kwargs = given["args"], given["kwargs"]
-    idempotency_key = read_idempotency_key(given["idempotency_key"])
+    idempotency_key = idempotency_key_of(given)
     if idempotency_key is not None:
         yield explain_idempotency_key(runtime, what, idempotency_key, args, kwargs)
     elif what is None:
@@ -119,12 +119,12 @@ def _explanations(
 # -- for people --------------------------------------------------------------------------
 
 
-def _explain(screen: Screen, explanation: Explanation) -> None:
+def _explain(screen: Screen, explanation: Explanation, called: str) -> None:
     made_from = explanation.made_from
     screen.facts(
         [
             ("key", explanation.key),
-            ("made from", printable(made_from) if made_from else "a digest does not tell"),
+            ("made from", printable(made_from) if made_from else "(a digest does not tell)"),
             ("on conflict", str(explanation.policy.get("on_conflict", ""))),
             ("in states", " ".join(explanation.policy.get("states", ()))),
         ],
@@ -135,16 +135,16 @@ def _explain(screen: Screen, explanation: Explanation) -> None:
         by = f" ({printable(verdict.task_id)})" if verdict.task_id else ""
         kind = "ok" if verdict.outcome in ("created", "replaced", "rerun") else "warning"
         screen.line()
-        screen.line(screen.styled(f"A call now {verdict.text}{by}.", kind, bold=True))
+        screen.words(f"A call now {verdict.text}{by}.", kind=kind, bold=True)
     elif not explanation.locks:
         screen.line()
         screen.line(screen.styled("The key is free.", "ok", bold=True))
     for lock in explanation.locks:
-        _explain_lock(screen, lock)
+        _explain_lock(screen, lock, called)
     _show_marks(screen, explanation)
 
 
-def _explain_lock(screen: Screen, lock: HeldLock) -> None:
+def _explain_lock(screen: Screen, lock: HeldLock, called: str) -> None:
     entry, now = lock.entry, lock.now
     screen.line()
     screen.line(screen.styled(f"Task {printable(lock.task_id)}", lock.state, bold=True))
@@ -158,19 +158,19 @@ def _explain_lock(screen: Screen, lock: HeldLock) -> None:
             ("ETA", _ahead(entry.eta, now)),
             ("run by", _runner(lock)),
             ("absorbed", f"{entry.duplicates} calls{last}"),
-            ("lease", _ahead(entry.lease, now)),
+            ("lease ends", _ahead(entry.lease, now)),
             ("freed by", f"{ways[0]}"),
             *(("or by", way) for way in ways[1:]),
-            ("by hand", _by_hand(lock)),
+            ("by hand", _by_hand(lock, called)),
         ]
     )
 
 
-def _by_hand(lock: HeldLock) -> str:
+def _by_hand(lock: HeldLock, called: str) -> str:
     """The command, which does not stop the task: the way for one that is known to be gone."""
     if lock.state == "released":
         return ""
-    return f"celery -A APP unique release --key {lock.key}"
+    return f"{printable(called)} release --key {lock.key}"
 
 
 def _runner(lock: HeldLock) -> str:
@@ -179,7 +179,7 @@ def _runner(lock: HeldLock) -> str:
     process = lock.entry.delivery.rsplit("/", 3)[1:2]
     where = f", process {process[0]}" if process else ""
     alive = _ahead(lock.entry.delivery_lease, lock.now)
-    return f"{printable(lock.worker)}{printable(where)}; delivery lease {alive}"
+    return f"{printable(lock.worker)}{printable(where)}; delivery lease ends {alive}"
 
 
 def _show(screen: Screen, explanation: Explanation) -> None:
@@ -212,10 +212,9 @@ def _show_marks(screen: Screen, explanation: Explanation) -> None:
     for task_id, mark in explanation.marks.items():
         by = f" (by {printable(mark.by)})" if mark.by else ""
         screen.line()
-        screen.line(
-            f"{screen.styled(f'Task {printable(task_id)}', bold=True)} is marked "
-            f"{printable(mark.kind)}{by}: {mark_meaning(mark.kind)}. "
-            f"The mark ends {_ahead(mark.until, explanation.now)}."
+        screen.words(
+            f"Task {printable(task_id)} is marked {printable(mark.kind)}{by}: "
+            f"{mark_meaning(mark.kind)}. The mark ends {_ahead(mark.until, explanation.now)}."
         )
 
 

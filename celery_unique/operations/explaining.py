@@ -7,6 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery import uuid
+
 from celery_unique.calls import Call
 from celery_unique.identities import identify, policy_for, with_key
 from celery_unique.keys import key_of
@@ -109,7 +111,7 @@ def _or_same(arguments: str | None, record: Record) -> str:
 
 def _claim(task: str, policy: UniquePolicy, arguments: str) -> Claim:
     return Claim(
-        task_id="",
+        task_id=uuid(),
         task_name=task,
         states=letters(policy.states),
         grace_ms=1000,

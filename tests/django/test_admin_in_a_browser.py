@@ -74,7 +74,7 @@ def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(
 
     browser = visit(session, LIST)
     rows = browser.find_elements(By.CSS_SELECTOR, "#result_list tbody tr")
-    assert len(rows) == 5
+    assert len(rows) == 5, text(browser, "body")
     assert all(part in rows[0].text for part in ("shop.tasks.rebuild_index", "active", task_id))
     keep_screenshot(browser, "django-admin-locks")
 

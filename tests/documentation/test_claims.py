@@ -135,7 +135,7 @@ def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "has waited for 61 minutes" in warnings[0]
-    assert "celery_unique.release(" in warnings[0]
+    assert "unique release --task-id" in warnings[0]
 
 
 def test_two_apps_of_one_process_have_each_their_own_locks() -> None:

@@ -11,8 +11,11 @@ import pytest
 import celery_unique
 from celery_unique import settings, signals
 from celery_unique.facts import OUTCOMES
+from celery_unique.operations import checks, doctor
 from celery_unique.options import CALL_ONLY, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN
+from celery_unique.stores.redis import diagnosis as redis_diagnosis
+from celery_unique.stores.sql import diagnosis as sql_diagnosis
 from tests.documentation.pages import DOCS
 
 REFERENCE = DOCS / "reference"
@@ -93,6 +96,33 @@ def test_every_field_of_a_lock_is_on_its_page() -> None:
 
 def test_every_outcome_is_on_the_page_of_results() -> None:
     assert [name for name in OUTCOMES if f"`{name}`" not in page("results.md")] == []
+
+
+def test_every_command_and_option_of_the_command_line_is_on_its_page() -> None:
+    import click
+
+    from celery_unique.cli import unique
+
+    text = page("cli.md")
+    context = click.Context(unique)
+    for name in unique.list_commands(context):
+        assert f"\n## {name}\n" in text
+        command = unique.get_command(context, name)
+        assert command is not None
+        options = [option for one in command.params for option in one.opts if option[0] == "-"]
+        assert [
+            option for option in options if f"`{option}" not in text and f" {option} " not in text
+        ] == []
+
+
+def test_every_check_of_the_doctor_is_on_its_page() -> None:
+    modules = (checks, doctor, redis_diagnosis, sql_diagnosis)
+    source = "".join(inspect.getsource(module) for module in modules)
+    named = set(re.findall(r"Finding\(\s*\"([a-z-]+)\"", source))
+
+    assert len(named) > 10
+    rows = page("cli.md").split("## doctor")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", rows, re.MULTILINE)) == named
 
 
 @pytest.mark.parametrize("scheme", BUILT_IN)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_unique.cli import _COMMANDS as COMMANDS
 from tests.documentation import run_page
 from tests.documentation.pages import (
     DOCS,
@@ -100,6 +101,8 @@ def test_a_command_on_a_page_exists(page: str, line: str) -> None:
             assert set(arguments) <= make_targets(), line
         elif name == "pip":
             assert_installs(arguments)
+        elif arguments[:2] == ["manage.py", "celery_unique"]:
+            assert arguments[2] in COMMANDS, line
         else:
             assert name in ("celery", "cd", "mkdir", "python3"), f"{page}: say how to check {line}"
 

@@ -144,10 +144,12 @@ def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], P
         page.find(f"{CARD % task} button[value='10']").click()
     page.find(f"{CARD % 'choose_offer'} button[value='2']").click()
 
-    # One that runs and one that follows, and in a slow moment all ten before the first began.
-    eventually(lambda: page.counts("sync_stock")["calls"] == 10, timeout=60)
-    page.wait_for_counts("reindex_product", calls=10, replaced=9, runs=1)
-    assert "(10)" in page.texts(f"{CARD % 'reindex_product'} ul.runs code")[0]
+    # One run, ten saves; a machine that stalls for seconds between two saves has two.
+    runs = f"{CARD % 'reindex_product'} ul.runs code"
+    eventually(lambda: any("(10)" in text for text in page.texts(runs)), timeout=60)
+    saves = page.counts("reindex_product")
+    assert saves["calls"] == saves["replaced"] + saves["runs"] == 10
+    assert saves["runs"] <= 2
     reports = eventually(
         lambda: (seen := page.counts("nightly_report"))["calls"] >= 10 and seen, timeout=60
     )
@@ -158,9 +160,17 @@ def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], P
         timeout=60,
         message=f"{page.texts(bodies)}",
     )
-    eventually(lambda: not page.all(f"{CARD % 'sync_stock'} li.running"), timeout=60)
-    assert 1 <= page.counts("sync_stock")["runs"] <= 2
-    assert page.counts("sync_stock")["spared"] >= 8
+    # One that runs and one that follows; or one, if all ten came before it began.
+    synced = eventually(
+        lambda: (
+            (seen := page.counts("sync_stock"))["calls"] == 10
+            and seen["runs"] == 10 - seen["spared"]
+            and not page.all(f"{CARD % 'sync_stock'} li.running")
+            and seen
+        ),
+        timeout=60,
+    )
+    assert 1 <= synced["runs"] <= 2
 
 
 def test_beat_calls_the_report_and_its_duplicates_are_shown(

@@ -23,7 +23,8 @@ from celery_unique.contrib.django.pages import _elided, brief
     ],
 )
 def test_a_duration_is_its_two_largest_units(seconds: float, shown: str) -> None:
-    assert brief(timedelta(seconds=seconds)) == shown
+    assert brief(timedelta(seconds=seconds), 2) == shown
+    assert brief(timedelta(seconds=seconds), 1) == " ".join(shown.split()[:2])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class LockAdmin(admin.ModelAdmin):
         if not locks:
             messages.warning(request, "That lock is not there any more: its key is free.")
             return HttpResponseRedirect(self._url("changelist"))
-        rows = self._rows(request, locks, datetime.fromtimestamp(now / 1000, UTC))
+        rows = self._rows(request, locks, datetime.fromtimestamp(now / 1000, UTC), units=2)
         return self._page(request, "lock", {"title": locks[0].task_name or "Lock", "rows": rows})
 
     @_guarded
@@ -145,10 +145,12 @@ class LockAdmin(admin.ModelAdmin):
         template = f"admin/celery_unique/lock/{name}.html"
         return TemplateResponse(request, template, whole, status=status)
 
-    def _rows(self, request: HttpRequest, locks: Sequence[Any], now: datetime) -> list[Row]:
+    def _rows(
+        self, request: HttpRequest, locks: Sequence[Any], now: datetime, units: int = 1
+    ) -> list[Row]:
         results = ResultLinks(self.admin_site, request, [lock.task_id for lock in locks])
         return [
-            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), now)
+            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), now, units)
             for lock in locks
         ]
 

@@ -66,22 +66,27 @@ def _page(text: str) -> int:
     return min(max(number, 1), MOST_PAGES)
 
 
-def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime) -> Row:
-    window = brief(lock.window_ends_at - now) if lock.window_ends_at else ""
+def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime, units: int = 1) -> Row:
+    window = brief(lock.window_ends_at - now, units) if lock.window_ends_at else ""
     return Row(
-        lock, url, result, brief(now - lock.created_at), brief(lock.expires_at - now), window
+        lock,
+        url,
+        result,
+        brief(now - lock.created_at, units),
+        brief(lock.expires_at - now, units),
+        window,
     )
 
 
-def brief(duration: timedelta) -> str:
-    """Its two largest units: ``3 d 4 h``, ``59 min 58 s``, ``12 s``."""
+def brief(duration: timedelta, units: int) -> str:
+    """Its largest units: with two of them ``3 d 4 h``, ``59 min 58 s``, ``12 s``."""
     seconds = max(0, round(duration.total_seconds()))
     parts: list[tuple[int, str]] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         number, seconds = divmod(seconds, size)
         if number or parts:
             parts.append((number, name))
-    shown = [f"{number} {name}" for number, name in parts[:2] if number]
+    shown = [f"{number} {name}" for number, name in parts[:units] if number]
     return " ".join(shown) or "0 s"
 
 
@@ -100,9 +105,9 @@ def headers(query: Any, wanted: Wanted) -> list[Header]:
         Header("State"),
         Header("Holder"),
         sortable("Age", "created"),
+        sortable("Duplicates", "duplicates", "-"),
         sortable("Lease", "expires"),
         Header("Window"),
-        sortable("Duplicates", "duplicates", "-"),
         Header("Worker"),
     ]
 

@@ -59,7 +59,8 @@ def _facts(info: dict[str, str], snapshots: bool | None) -> dict[str, str]:
 
 
 def _limit(info: dict[str, str]) -> str:
-    return info.get("maxmemory_human", "") if info.get("maxmemory", "0") != "0" else ""
+    limit = info.get("maxmemory", "0")
+    return info.get("maxmemory_human", f"{limit} bytes") if limit != "0" else ""
 
 
 def _version(info: dict[str, str]) -> Iterator[Finding]:

@@ -64,3 +64,5 @@ CELERY_RESULT_EXTENDED = True
 CELERY_TASK_TRACK_STARTED = True
 if "SHOP_STORE_URL" in os.environ:
     CELERY_UNIQUE_STORE_URL = os.environ["SHOP_STORE_URL"]
+    # The machine that runs the tests may be busy with others.
+    CELERY_UNIQUE_STORE_TIMEOUT = 20

@@ -1,0 +1,135 @@
+"""An operator's desk: the ``celery`` command as a person or a script runs it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+import celery_unique
+from celery_unique.runtime import runtime_of
+from celery_unique.stores.base import LockStore
+from tests.kit import Worker
+from tests.kit.worker import REPOSITORY
+
+APP = "tests.acceptance.apps.operated"
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+    peak_kib: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    def json(self) -> Any:
+        [line] = self.lines
+        return json.loads(line)
+
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.lines]
+
+
+@dataclass
+class Desk:
+    """One broker and one lock store, and commands about them."""
+
+    broker: str
+    store_url: str
+    directory: Path
+    conf: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.app = Celery("operated", set_as_current=False)
+        self.app.conf.update(self.settings()["conf"])
+        celery_unique.install(self.app)
+        self.workers: list[Worker] = []
+
+    def settings(self, *, conf: dict[str, Any] | None = None, **wrong: Any) -> dict[str, Any]:
+        given = {
+            "broker_url": self.broker,
+            "unique_store_url": self.store_url,
+            "task_default_queue": "operated",
+            "result_backend": "cache+memory://",
+            **self.conf,
+            **(conf or {}),
+        }
+        return {"conf": given, **wrong}
+
+    @property
+    def store(self) -> LockStore:
+        return runtime_of(self.app).store
+
+    def environment(self, **settings: Any) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OPERATED_APP": json.dumps(self.settings(**settings)),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "celery", "-A", APP, *arguments]
+
+    def run(
+        self,
+        *arguments: str,
+        stdin: str = "",
+        before: Sequence[str] = (),
+        timeout: float = 120,
+        **settings: Any,
+    ) -> Done:
+        """``celery -A app ARGUMENTS``; ``before`` comes before the command."""
+        done = subprocess.run(
+            [*before, *self.command(*arguments)],
+            input=stdin,
+            env=self.environment(**settings),
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def unique(self, *arguments: str, **options: Any) -> Done:
+        return self.run("unique", *arguments, **options)
+
+    def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            env=self.environment(**settings),
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start_worker(self, name: str, *, queues: Sequence[str] = (), **settings: Any) -> Worker:
+        worker = Worker(
+            APP,
+            log_path=self.directory / f"{name}{next(_numbers)}.log",
+            env=self.environment(**settings),
+            name=name,
+            pool="threads",
+            concurrency=2,
+            queues=queues,
+        )
+        self.workers.append(worker)
+        return worker.start()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.store.close()
+        self.app.close()

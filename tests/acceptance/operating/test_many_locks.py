@@ -1,0 +1,318 @@
+"""Every command with ten thousand locks in a real store."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from celery_unique import lookup
+from celery_unique.operations.counting import count_all
+from celery_unique.runtime import runtime_of
+from tests.acceptance.operating.crowd import Member, gather
+from tests.acceptance.operating.desk import Desk, Done
+from tests.kit import PostgresServer, RedisServer, TcpProxy
+
+COUNT = 10_000
+PART = 500
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def crowd(desk: Desk) -> list[Member]:
+    return gather(desk.store, COUNT)
+
+
+def client_of(desk: Desk) -> redis.Redis:
+    parts = urlsplit(desk.store_url)
+    return redis.Redis(host=parts.hostname or "", port=parts.port or 0, db=int(parts.path[1:]))
+
+
+# -- list ----------------------------------------------------------------------------------
+
+
+def test_list_names_every_lock_once_and_scans_in_batches(desk: Desk, crowd: list[Member]) -> None:
+    with client_of(desk) as client:
+        client.config_resetstat()
+
+        done = desk.unique("list", "--json")
+
+        calls = {name: stats["calls"] for name, stats in client.info("commandstats").items()}
+    assert done.code == 0
+    told = done.json_lines()
+    assert {(row["key"], row["task_id"], row["task"], row["state"]) for row in told} == {
+        (one.key, one.task_id, one.task, one.state) for one in crowd
+    }
+    assert len(told) == COUNT
+    assert calls["cmdstat_scan"] >= COUNT // 1000
+    assert "cmdstat_keys" not in calls
+
+
+def test_list_prints_while_it_still_walks(desk: Desk, crowd: list[Member]) -> None:
+    with TcpProxy(urlsplit(desk.store_url).port or 0) as proxy:
+        through = {"unique_store_url": proxy.url_of(desk.store_url), "unique_store_timeout": 60}
+        process = desk.start("unique", "list", conf=through)
+        assert process.stdout is not None
+        try:
+            heading = process.stdout.readline()
+            proxy.stall()
+            first = process.stdout.readline()
+
+            assert heading.split() == ["KEY", "STATE", "AGE", "ABSORBED", "ID", "TASK", "WORKER"]
+            assert re.match(r"1:[0-9a-f]{12}  \w+ ", first)
+            # It cannot end: the rest of the walk does not come through.
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            proxy.restore()
+            rest = process.stdout.read().splitlines()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert len(rest) + 1 == COUNT
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--task", "shop.*", "--state", "active"],
+         lambda m: m.task.startswith("shop.") and m.state == "active"),
+        (["--state", "waiting", "--older-than", "PT24H"], lambda m: m.hours == 30),
+        (["--worker", "*@crowd", "--older-than", "PT1H"],
+         lambda m: m.state == "active" and m.hours == 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_list_by(desk: Desk, crowd: list[Member], options: list[str], wanted: object) -> None:
+    done = desk.unique("list", "--json", *options)
+
+    assert done.code == 0
+    assert sorted(row["task_id"] for row in done.json_lines()) == sorted(
+        one.task_id
+        for one in crowd
+        if wanted(one)  # type: ignore[operator]
+    )
+
+
+def test_a_reader_that_has_seen_enough_ends_the_list(desk: Desk, crowd: list[Member]) -> None:
+    process = desk.start("unique", "list")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.wait(60) in (0, 1)
+
+
+# -- show, why -------------------------------------------------------------------------------
+
+
+def test_show_finds_a_lock_by_its_shortened_key_among_many(desk: Desk, crowd: list[Member]) -> None:
+    one = crowd[6]
+
+    by_short_key = desk.unique("show", one.key[:14], "--json")
+    by_id = desk.unique("show", one.task_id)
+
+    assert by_short_key.code == by_id.code == 0
+    assert [task["task_id"] for task in by_short_key.json()["tasks"]] == [one.task_id]
+    assert one.key in by_id.out
+    assert "busy@crowd" in by_id.out
+
+
+def test_why_tells_of_a_key_who_holds_it_and_what_would_free_it(
+    desk: Desk, crowd: list[Member]
+) -> None:
+    one = next(member for member in crowd if member.state == "active" and member.hours == 3)
+
+    done = desk.unique("why", one.key)
+
+    assert done.code == 0
+    assert "active: running" in done.out
+    assert re.search(r"called +3h", done.out)
+    assert re.search(r"run by +busy@crowd, process 1", done.out)
+    assert re.search(r"absorbed +0 calls", done.out)
+    assert "the end of the task, however it ends" in done.out
+    assert f"unique release --key {one.key}" in done.out
+
+
+# -- stats -----------------------------------------------------------------------------------
+
+
+def run_measured(desk: Desk, *arguments: str) -> Done:
+    """With the most memory that the process had."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        desk.command(*arguments), env=desk.environment(), cwd=desk.directory, stdout=writing
+    )
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        out = stream.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Done(process.returncode, out, "", usage.ru_maxrss)
+
+
+def test_stats_agree_with_an_independent_count_in_bounded_memory(
+    desk: Desk, crowd: list[Member], redis_server: RedisServer, directory: Path
+) -> None:
+    url = redis_server.fresh_url()
+    empty = run_measured(Desk(url, url, directory), "unique", "stats", "--json")
+
+    done = run_measured(desk, "unique", "stats", "--json")
+
+    told = done.json()
+    assert told["locks"] == told["keys"] == COUNT
+    assert told["states"] == dict(Counter(member.state for member in crowd))
+    for task, count in Counter(member.task for member in crowd).items():
+        assert told["tasks"][task]["locks"] == count
+    assert empty.json()["locks"] == 0
+    # Ten thousand records are about 30 MiB as Python objects, and a batch of 500 is 1.5.
+    assert done.peak_kib - empty.peak_kib < 8 * 1024
+
+
+def test_what_stats_keep_does_not_grow_with_the_locks(
+    desk: Desk, crowd: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk over millions remembers some of the keys that it has told of, not all."""
+    import tracemalloc
+
+    from celery_unique.stores.redis import store as redis_store
+
+    monkeypatch.setattr(redis_store, "WALKED", 1000)
+    runtime = runtime_of(desk.app)
+    tracemalloc.start()
+    try:
+        counts = count_all(runtime)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert counts.total.locks == COUNT
+    assert peak < 4 * 1024 * 1024
+
+
+# -- release: these come last, since they change the crowd -----------------------------------
+
+
+def still_held(desk: Desk, members: list[Member]) -> list[Member]:
+    held = {
+        task_id
+        for _, record in desk.store.walk()
+        for task_id, task in record.tasks.items()
+        if not task.released
+    }
+    return [member for member in members if member.task_id in held]
+
+
+def test_release_asks_first_and_leaves_all_alone_when_told_no(
+    desk: Desk, crowd: list[Member]
+) -> None:
+    before = len(still_held(desk, crowd))
+
+    done = desk.unique("release", "--task", "shop.send_digest", stdin="n\n")
+
+    assert done.code == 1
+    assert "does not stop the tasks" in done.err
+    assert "Release 3000 locks? [y/N]" in done.err
+    assert desk.unique("release", "--task-id", crowd[0].task_id).code == 1  # nobody answers
+    assert len(still_held(desk, crowd)) == before
+
+
+def test_release_of_nothing_in_particular_is_refused(desk: Desk, crowd: list[Member]) -> None:
+    done = desk.unique("release", "--yes")
+
+    assert done.code == 2
+    assert "--all" in done.err
+    assert len(still_held(desk, crowd)) == COUNT
+
+
+def test_dry_run_tells_and_releases_nothing(desk: Desk, crowd: list[Member]) -> None:
+    done = desk.unique("release", "--state", "pending", "--dry-run", "--json")
+
+    assert done.code == 0
+    assert done.json() == {"matched": 1000, "released": 0, "dry_run": True}
+    assert len(still_held(desk, crowd)) == COUNT
+
+
+def test_release_by_task_id_and_by_key(desk: Desk, crowd: list[Member]) -> None:
+    by_id, by_key = crowd[0], crowd[1]
+
+    assert desk.unique("release", "--task-id", by_id.task_id, "--yes").code == 0
+    assert desk.unique("release", "--key", by_key.key, stdin="y\n").code == 0
+
+    assert not still_held(desk, [by_id, by_key])
+    assert len(still_held(desk, crowd)) == COUNT - 2
+    again = desk.unique("release", "--key", by_key.key, "--yes")
+    assert again.code == 1
+    assert again.err.strip() == "No lock matches."
+    assert lookup(key=by_key.key, app=desk.app) is None
+
+
+def test_release_by_task_state_and_age_shows_its_progress(desk: Desk, crowd: list[Member]) -> None:
+    done = desk.unique(
+        "release", "--task", "shop.*", "--state", "waiting", "--older-than", "PT2H", "--yes"
+    )
+
+    gone = [
+        member
+        for member in crowd
+        if member.task.startswith("shop.") and member.hours and member.state == "available"
+    ]
+    assert done.code == 0
+    assert f"Released {len(gone) - 1} locks." in done.out  # one is gone by its key
+    assert f"1000 of {len(gone) - 1}" in done.err
+    assert not still_held(desk, gone)
+    assert len(still_held(desk, crowd)) == COUNT - len(gone) - 1
+
+
+# -- the other stores --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def sql_desk(
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    postgres_server: PostgresServer,
+    directory: Path,
+) -> Iterator[Desk]:
+    sqlite = f"sqlite:///{directory / 'crowd.sqlite3'}"
+    url = sqlite if request.param == "sqlite" else postgres_server.fresh_url()
+    desk = Desk(redis_server.fresh_url(), url, directory)
+    yield desk
+    desk.close()
+    if request.param == "postgresql":
+        postgres_server.drop(url)
+
+
+def test_the_commands_on_sql(sql_desk: Desk) -> None:
+    crowd = gather(sql_desk.store, PART)
+    waiting_digests = [
+        member
+        for member in crowd
+        if member.task == "shop.send_digest" and member.state == "available"
+    ]
+
+    listed = sql_desk.unique("list", "--json", "--task", "shop.send_digest", "--state", "waiting")
+    stats = sql_desk.unique("stats", "--json")
+    released = sql_desk.unique(
+        "release", "--task", "shop.send_digest", "--state", "waiting", "--yes", "--json"
+    )
+
+    assert sorted(row["task_id"] for row in listed.json_lines()) == sorted(
+        member.task_id for member in waiting_digests
+    )
+    assert stats.json()["states"] == dict(Counter(member.state for member in crowd))
+    assert released.json() == {
+        "matched": len(waiting_digests),
+        "released": len(waiting_digests),
+        "dry_run": False,
+    }
+    assert len(still_held(sql_desk, crowd)) == PART - len(waiting_digests)

@@ -1,0 +1,408 @@
+"""The commands in this process, on every kind of store."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_unique import lookup
+from celery_unique.cli import main
+from celery_unique.runtime import runtime_of
+from tests.integration.apps import advance, flush, make_app, plain_app
+
+Run = Callable[..., "Ran"]
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def ids(self) -> set[str]:
+        return {row["task_id"] for row in self.json()}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run(app, "list", "--json")``: what main() returns and prints."""
+
+    def run_command(app: Any, *argv: str) -> Ran:
+        capsys.readouterr()
+        code = main(app, argv, "celery unique")
+        out, err = capsys.readouterr()
+        return Ran(code, out, err)
+
+    return run_command
+
+
+@pytest.fixture(
+    params=["memory", "sqlite_url", pytest.param("redis_url", marks=pytest.mark.server)]
+)
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Each way to walk; the tests of many locks have PostgreSQL."""
+    if request.param == "memory":
+        return "memory://"
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture
+def shop(app: Celery) -> Celery:
+    @app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    @app.task(name="shop.digest", unique=True, unique_on_conflict="reject", shared=False)
+    def digest(user_id: int) -> None: ...
+
+    @app.task(name="shop.replace", unique=True, unique_on_conflict="replace", shared=False)
+    def replace(user_id: int) -> None: ...
+
+    @app.task(name="shop.pay", shared=False)
+    def pay(amount: int) -> None: ...
+
+    return app
+
+
+# -- list, stats ---------------------------------------------------------------------------------
+
+
+def test_list_by_task_state_age_id_and_call(shop: Celery, run: Run) -> None:
+    old = shop.tasks["shop.rebuild"].delay(1)
+    advance(shop, 7200)
+    new = shop.tasks["shop.rebuild"].delay(2)
+    later = shop.tasks["shop.digest"].apply_async((1,), countdown=600)
+    paid = shop.tasks["shop.pay"].apply_async((5,), idempotency_key="order-7")
+    flush(shop)
+
+    def listed(*options: str) -> set[str]:
+        ran = run(shop, "list", "--json", *options)
+        assert ran.code == 0, ran.err
+        return ran.ids()
+
+    assert listed() == {old.id, new.id, later.id, paid.id}
+    assert listed("--task", "shop.rebuild") == {old.id, new.id}
+    assert listed("--task", "shop.[pr]*") == {old.id, new.id, paid.id}
+    assert listed("--state", "scheduled") == {later.id}
+    assert listed("--state", "waiting", "--older-than", "PT1H") == {old.id}
+    assert listed("--older-than", "7300") == set()
+    assert listed("--newer-than", "3600", "--task", "shop.rebuild") == {new.id}
+    assert listed("--older-than", "0") == {old.id, new.id, later.id, paid.id}
+    assert listed("--task-id", paid.id) == {paid.id}
+    assert listed("--key", new.unique_key) == {new.id}
+    assert listed("--task", "shop.rebuild", "--args", "[1]") == {old.id}
+    assert listed("--task", "shop.rebuild", "--kwargs", '{"shop_id": 2}') == {new.id}
+    assert listed("--task", "shop.pay", "--idempotency-key", "order-7") == {paid.id}
+    assert len(listed("--limit", "2")) == 2
+
+
+def test_a_row_has_the_shortened_key_and_json_the_whole_one(shop: Celery, run: Run) -> None:
+    result = shop.tasks["shop.rebuild"].delay(1)
+    flush(shop)
+
+    table, rows = run(shop, "list"), run(shop, "list", "--json")
+
+    heading, row = table.out.splitlines()
+    assert heading.split() == ["KEY", "STATE", "AGE", "ABSORBED", "ID", "TASK", "WORKER"]
+    assert row.split()[:2] == [result.unique_key[:14], "available"]
+    assert row.split()[3:] == ["0", result.id, "shop.rebuild", "-"]
+    [document] = rows.json()
+    assert document["key"] == result.unique_key
+    assert result.unique_key not in table.out
+
+
+def test_without_locks_there_is_nothing_to_list(shop: Celery, run: Run) -> None:
+    ran = run(shop, "list")
+
+    assert (ran.code, ran.out) == (0, "")
+    assert "No locks." in ran.err
+
+
+def test_stats_count_tasks_states_and_absorbed_calls(shop: Celery, run: Run) -> None:
+    rebuild = shop.tasks["shop.rebuild"]
+    for shop_id in (1, 1, 1, 2):
+        rebuild.delay(shop_id)
+    flush(shop)
+
+    [told] = run(shop, "stats", "--json").json()
+
+    assert (told["keys"], told["locks"], told["duplicates"]) == (2, 2, 2)
+    assert told["states"] == {"available": 2}
+    assert told["tasks"]["shop.rebuild"]["duplicates"] == 2
+
+
+# -- show, why -----------------------------------------------------------------------------------
+
+
+def test_why_a_call_was_dropped(shop: Celery, run: Run) -> None:
+    rebuild = shop.tasks["shop.rebuild"]
+    first = rebuild.delay(7)
+    rebuild.delay(shop_id=7)
+    rebuild.delay(7, full=False)
+    flush(shop)
+    advance(shop, 600)
+
+    ran = run(shop, "why", "shop.rebuild", "--args", "[7]")
+
+    assert ran.code == 0
+    assert f"key          {first.unique_key}" in ran.out
+    assert 'made from    {"args":{"shop_id":7},"type":"shop.rebuild"}' in ran.out
+    assert (
+        f"A call now is not published: it gets the id and the result of the task that holds "
+        f"its key ({first.id})." in ran.out
+    )
+    assert "available: published, and waits for a worker" in ran.out
+    assert re.search(r"called +10m", ran.out)
+    assert re.search(r"absorbed +2 calls, the last 10m", ran.out)
+    assert re.search(r"run by +nobody yet", ran.out)
+    assert "revoking it" in ran.out
+    assert f"unique release --key {first.unique_key}" in ran.out
+
+
+def verdict(run: Run, app: Celery, *argv: str) -> tuple[int, str, str | None]:
+    ran = run(app, "why", *argv, "--json")
+    [told] = ran.json()
+    return ran.code, told["call"]["outcome"], told["call"]["task_id"]
+
+
+def test_why_tells_what_would_become_of_a_call(shop: Celery, run: Run) -> None:
+    digest, replace = shop.tasks["shop.digest"].delay(1), shop.tasks["shop.replace"].delay(1)
+    paid = shop.tasks["shop.pay"].apply_async((5,), idempotency_key="order-7")
+    flush(shop)
+    by_key = ("shop.pay", "--idempotency-key", "order-7")
+
+    assert verdict(run, shop, "shop.rebuild", "--args", "[1]") == (1, "created", None)
+    assert verdict(run, shop, "shop.digest", "--args", "[1]") == (0, "rejected", digest.id)
+    assert verdict(run, shop, "shop.digest", "--args", "[2]") == (1, "created", None)
+    assert verdict(run, shop, "shop.replace", "--args", "[1]") == (0, "replaced", replace.id)
+    assert verdict(run, shop, *by_key) == (0, "deduplicated", paid.id)
+    assert verdict(run, shop, *by_key, "--args", "[5]") == (0, "deduplicated", paid.id)
+    assert verdict(run, shop, *by_key, "--args", "[6]") == (0, "conflict", paid.id)
+
+
+def test_asking_why_changes_nothing(shop: Celery, run: Run) -> None:
+    first = shop.tasks["shop.rebuild"].delay(7)
+    flush(shop)
+    before = runtime_of(shop).store.read(first.unique_key)[0]
+
+    run(shop, "why", "shop.rebuild", "--args", "[7]")
+
+    assert runtime_of(shop).store.read(first.unique_key)[0] == before
+
+
+def test_why_and_show_by_key_shortened_key_and_id(shop: Celery, run: Run) -> None:
+    first = shop.tasks["shop.rebuild"].delay(7)
+    shop.tasks["shop.rebuild"].delay(8)
+    flush(shop)
+
+    for what in (first.unique_key, first.unique_key[:14], first.unique_key[2:14], first.id):
+        for command in ("show", "why"):
+            ran = run(shop, command, what, "--json")
+            assert ran.code == 0
+            [told] = ran.json()
+            assert told["key"] == first.unique_key
+            assert [task["task_id"] for task in told["tasks"]] == [first.id]
+    shown = run(shop, "show", first.id)
+    assert "created at" in shown.out
+    assert first.unique_key in shown.out
+
+
+def test_why_tells_of_a_task_that_was_superseded_or_revoked(shop: Celery, run: Run) -> None:
+    old = shop.tasks["shop.replace"].delay(1)
+    flush(shop)
+    new = shop.tasks["shop.replace"].delay(1)
+    flush(shop)
+
+    ran = run(shop, "why", old.id)
+
+    assert ran.code == 0
+    assert f"Task {old.id} is marked superseded (by {new.id})" in ran.out
+
+
+@pytest.mark.parametrize("command", ["show", "why"])
+def test_what_is_not_there_is_not_found(shop: Celery, run: Run, command: str) -> None:
+    ran = run(shop, command, "shop.rebuilt")
+
+    assert (ran.code, ran.out) == (1, "")
+    assert "Nothing is recorded of shop.rebuilt. Did you mean the task shop.rebuild?" in ran.err
+
+
+# -- release -------------------------------------------------------------------------------------
+
+
+def test_release_by_call_and_by_idempotency_key(shop: Celery, run: Run) -> None:
+    shop.tasks["shop.rebuild"].delay(1)
+    shop.tasks["shop.rebuild"].delay(2)
+    shop.tasks["shop.pay"].apply_async((5,), idempotency_key="order-7")
+    flush(shop)
+
+    by_call = run(shop, "release", "--task", "shop.rebuild", "--args", "[1]", "--yes")
+    by_key = run(
+        shop, "release", "--task", "shop.pay", "--idempotency-key", "order-7", "--yes", "--json"
+    )
+
+    assert by_call.code == by_key.code == 0
+    assert "Released 1 lock." in by_call.out
+    assert by_key.json() == [{"matched": 1, "released": 1, "dry_run": False}]
+    assert lookup("shop.rebuild", (1,), app=shop) is None
+    assert lookup("shop.rebuild", (2,), app=shop) is not None
+    assert lookup("shop.pay", idempotency_key="order-7", app=shop) is None
+
+
+def test_release_of_all(shop: Celery, run: Run) -> None:
+    for number in range(3):
+        shop.tasks["shop.rebuild"].delay(number)
+    flush(shop)
+
+    ran = run(shop, "release", "--all", "--yes")
+
+    assert "Released 3 locks." in ran.out
+    assert run(shop, "list", "--json").json() != []  # the tasks are there, and block nobody
+    assert run(shop, "release", "--all", "--yes").code == 1
+    assert lookup("shop.rebuild", (0,), app=shop) is None
+
+
+def test_a_released_lock_is_told_as_such(local_app: Celery, run: Run) -> None:
+    @local_app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(1)
+    flush(local_app)
+    run(local_app, "release", "--all", "--yes")
+
+    assert [row["state"] for row in run(local_app, "list", "--json").json()] == ["released"]
+    why = run(local_app, "why", "shop.rebuild", "--args", "[1]")
+    assert why.code == 1
+    assert "A call now is published: its key is free." in why.out
+    assert "released by hand" in why.out
+
+
+# -- wrong use -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["list", "--state", "sleeping"], "'sleeping'"),
+        (["list", "--older-than", "soon"], "give seconds (600) or ISO 8601 (PT10M)"),
+        (["list", "--older-than", "nan"], "is not a duration"),
+        (["list", "--key", "1:abc"], "is not a whole key"),
+        (["list", "--task", "shop.rebuild", "--args", "{}"], "write an array such as"),
+        (["list", "--task", "shop.rebuild", "--args", "[" * 100_000], "is not JSON"),
+        (["list", "--task", "shop.rebuild", "--args", "[NaN]"], "shop_id"),
+        (["list", "--args", "[1]"], "--task NAME"),
+        (["list", "--key", "1:" + "0" * 64, "--idempotency-key", "k"], "give one of them"),
+        (["list", "--idempotency-key", "k"], "belongs to its task"),
+        (["why"], "Name a key"),
+        (["why", "shop.pay", "--args", "[1]"], "shop.pay is not unique"),
+        (["why", "shop.rebuild", "--args", "[1, 2, 3]"], "it takes 2 positional arguments, not 3"),
+        (["why", "shop.pay", "--idempotency-key", ""], "1 to 255 characters"),
+        (["why", "shop.pay", "--idempotency-key", "\udc80"], "idempotency_key"),
+        (["release"], "--all"),
+        (["nonsense"], "No such command"),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_told_with_exit_code_2(
+    run: Run, argv: list[str], said: str, request: pytest.FixtureRequest
+) -> None:
+    app = make_app("memory://")
+
+    @app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    @app.task(name="shop.pay", shared=False)
+    def pay(amount: int) -> None: ...
+
+    ran = run(app, *argv)
+
+    assert ran.code == 2, ran.err
+    assert said in " ".join(ran.err.split())
+    assert ran.out == ""
+
+
+def test_an_app_that_does_not_know_the_library_is_told_so(run: Run) -> None:
+    ran = run(plain_app(), "list")
+
+    assert ran.code == 2
+    assert "celery_unique.install(app)" in ran.err
+
+
+def test_locks_in_memory_are_said_to_be_those_of_this_process(run: Run) -> None:
+    assert "those of other processes are not seen here" in run(make_app("memory://"), "list").err
+
+
+def test_manifest_is_the_functions(local_app: Celery, run: Run) -> None:
+    from celery_unique import manifest
+
+    assert json.loads(run(local_app, "manifest").out) == manifest(local_app)
+    assert run(local_app, "manifest", "--json").json() == [manifest(local_app)]
+
+
+def test_main_returns_the_exit_code_and_shows_help(run: Run, local_app: Celery) -> None:
+    ran = run(local_app, "--help")
+
+    assert ran.code == 0
+    for command in ("list", "show", "why", "release", "stats", "doctor", "manifest"):
+        assert f"  {command}  " in ran.out
+        told = run(local_app, command, "--help")
+        assert told.code == 0
+        assert command == "manifest" or "celery -A shop unique" in told.out
+
+
+# -- hostile content -----------------------------------------------------------------------------
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\nshop.fake  1:000  active\u202e\u2028\x00\x9b31m"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["list"], ["stats"], ["why", HOSTILE], ["show", HOSTILE], ["release", "--all", "--dry-run"]],
+    ids=lambda argv: argv[0],
+)
+def test_no_content_can_break_what_is_printed(local_app: Celery, run: Run, argv: list[str]) -> None:
+    local_app.send_task(HOSTILE, kwargs={"a": HOSTILE}, task_id=HOSTILE, unique=True)
+    flush(local_app)
+
+    for options in ([], ["--json"]):
+        ran = run(local_app, *argv, *options)
+
+        assert ran.code == 0
+        assert all(line.isprintable() for line in ran.out.split("\n")), ran.out
+        assert all(line.isprintable() for line in ran.err.split("\n")), ran.err
+        if options and argv[0] != "release" and argv[0] != "stats":
+            assert HOSTILE in json.dumps(ran.json(), ensure_ascii=False).encode().decode(
+                "unicode_escape", "ignore"
+            ) or any(HOSTILE in str(value) for row in ran.json() for value in _leaves(row))
+    assert "\\x1b[2J" in run(local_app, "list").out
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    if isinstance(value, list):
+        return [leaf for each in value for leaf in _leaves(each)]
+    return [value]
+
+
+def test_an_idempotency_key_can_be_read_from_the_standard_input(
+    local_app: Celery, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    @local_app.task(name="shop.pay", shared=False)
+    def pay(amount: int) -> None: ...
+
+    key = "a key\x00 of lines\n and more"
+    result = pay.apply_async((1,), idempotency_key=key)
+    flush(local_app)
+    monkeypatch.setattr("sys.stdin", io.StringIO(key + "\n"))
+
+    ran = run(local_app, "show", "shop.pay", "--idempotency-key-stdin", "--json")
+
+    assert [task["task_id"] for task in ran.json()[0]["tasks"]] == [result.id]
