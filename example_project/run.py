@@ -111,6 +111,8 @@ def run(options):
             children.append(start("flower", *celery, "flower", *at))
         address = f"http://{HOST}:{options.port}/"
         wait_until(lambda: answers(address), children)
+        if with_flower:
+            wait_until(lambda: answers(os.environ["SHOP_FLOWER_URL"]), children)
         tell(address, data, redis_url)
         try:
             watch(children)

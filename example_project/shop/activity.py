@@ -26,7 +26,7 @@ class WatchedTask(DjangoTask):
     abstract = True
 
     def apply_async(self, args=None, kwargs=None, *rest, **options):
-        note = {"arguments": text_of(args, kwargs), "source": source()}
+        note = {"arguments": text_of(args, kwargs), "source": source(), "at": timezone.now()}
         try:
             result = super().apply_async(args, kwargs, *rest, **options)
         except CeleryUniqueError as error:

@@ -7,7 +7,7 @@ POST /orders/            202  the order is new, and queued
                          409  the same request is still at work
                          400  no key, a key that cannot be one, or an order that makes no sense
                          422  the key was used before, for another order
-                         503  the lock store does not answer: nothing was queued
+                         503  the lock store does not answer: nothing was queued (middleware.py)
 GET  /orders/<task id>/  200  what became of it
 """
 
@@ -22,7 +22,6 @@ from django.views.decorators.http import require_GET, require_POST
 from celery_unique import (
     IdempotencyKeyConflict,
     IdempotencyKeyRequired,
-    StoreUnavailable,
     UniqueKeyError,
 )
 
@@ -34,7 +33,6 @@ PROBLEMS = {
     IdempotencyKeyRequired: (400, "Idempotency-Key is missing"),
     UniqueKeyError: (400, "Idempotency-Key is not 1 to 255 characters"),
     IdempotencyKeyConflict: (422, "Idempotency-Key was used before, for another request"),
-    StoreUnavailable: (503, "Nothing was ordered: send the same request again later"),
 }
 
 # A string in quotes (RFC 9651, 3.3.3); clients that leave the quotes out are understood.
@@ -84,7 +82,7 @@ def answer(task_id, status):
 
 def problem(status, title, **facts):
     """RFC 9457. Neither the key nor another order's facts are in it."""
-    headers = {"Retry-After": "1"} if status in (409, 503) else {}
+    headers = {"Retry-After": "1"} if status == 409 else {}
     content = {"title": title, "status": status, **facts}
     return JsonResponse(
         content, status=status, headers=headers, content_type="application/problem+json"

@@ -1,7 +1,6 @@
-"""One header on every answer: nothing is loaded from other hosts, and no script is inline.
+from django.http import JsonResponse
 
-From Django 6.0 on this is a setting, SECURE_CSP.
-"""
+from celery_unique import StoreUnavailable
 
 POLICY = "; ".join(
     (
@@ -18,6 +17,11 @@ POLICY = "; ".join(
 
 
 class ContentSecurityPolicy:
+    """One header on every answer: nothing is loaded from other hosts, and no script is inline.
+
+    From Django 6.0 on this is a setting, SECURE_CSP.
+    """
+
     def __init__(self, get_response):
         self.get_response = get_response
 
@@ -25,3 +29,24 @@ class ContentSecurityPolicy:
         response = self.get_response(request)
         response.headers.setdefault("Content-Security-Policy", POLICY)
         return response
+
+
+class StoreUnavailableIsTemporary:
+    """The lock store does not answer, so nothing was queued: say that it is worth another try."""
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request):
+        return self.get_response(request)
+
+    def process_exception(self, request, exception):
+        if not isinstance(exception, StoreUnavailable):
+            return None
+        content = {"title": "Nothing was queued: send the same request again later", "status": 503}
+        return JsonResponse(
+            content,
+            status=503,
+            headers={"Retry-After": "1"},
+            content_type="application/problem+json",
+        )

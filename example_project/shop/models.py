@@ -1,4 +1,5 @@
 from django.db import models
+from django.utils import timezone
 
 
 class Product(models.Model):
@@ -40,7 +41,7 @@ class Event(models.Model):
     arguments = models.TextField(blank=True)
     source = models.CharField(max_length=10, blank=True)
     result = models.TextField(blank=True)
-    at = models.DateTimeField(auto_now_add=True)
+    at = models.DateTimeField(default=timezone.now)
     ended_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -99,11 +99,14 @@ class OrderTests(OwnLocks, TestCase):
         self.assertNotEqual(hers.json()["task"], guest.json()["task"])
 
     def test_a_store_that_does_not_answer_queues_nothing(self):
-        with patch("shop.api.confirm_order.apply_async", side_effect=StoreUnavailable("acquire")):
-            response = self.order()
-
-        self.assertEqual(response.status_code, 503)
-        self.assertIn("Retry-After", response)
+        silent = {"side_effect": StoreUnavailable("acquire")}
+        with (
+            patch("shop.api.confirm_order.apply_async", **silent),
+            patch("shop.views.sync_stock.delay", **silent),
+        ):
+            for response in (self.order(), self.client.post("/stock/")):
+                self.assertEqual(response.status_code, 503)
+                self.assertIn("Retry-After", response)
 
     def test_only_post_orders(self):
         self.assertEqual(self.client.get("/orders/").status_code, 405)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from tests.example.conftest import EXAMPLE, Shop
 from tests.kit.process import LocalProcess, is_alive
+from tests.kit.server import free_port
 from tests.kit.waiting import eventually
 
 ROOT = EXAMPLE.parent
@@ -67,9 +70,22 @@ def test_make_example_starts_serves_and_stops_with_all_its_processes(tmp_path: P
         process.kill()
 
 
-def test_a_port_that_is_taken_is_told_and_nothing_is_deleted(tmp_path: Path) -> None:
-    import socket
+def test_two_shops_do_not_share_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "shop.sqlite3").write_text("kept")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
+        port = str(free_port())
+        done = run("--port", port, "--fresh", SHOP_DATA=str(tmp_path), SHOP_REDIS_URL="")
+    finally:
+        os.close(directory)
 
+    assert done.returncode == 1
+    assert f"Another shop is running in {tmp_path}" in done.stderr
+    assert (tmp_path / "shop.sqlite3").read_text() == "kept"
+
+
+def test_a_port_that_is_taken_is_told_and_nothing_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "shop.sqlite3").write_text("kept")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

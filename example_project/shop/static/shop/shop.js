@@ -37,7 +37,8 @@ async function post(form, number, times) {
   if (form.dataset.kind === "save" && times > 1) {
     body.set("description", `${body.get("description")} (${number})`);
   }
-  await fetch(form.dataset.url, { method: "POST", headers: { "X-CSRFToken": csrf }, body });
+  const answer = await fetch(form.dataset.url, { method: "POST", headers: { "X-CSRFToken": csrf }, body });
+  if (!answer.ok) throw new Error(`The press was answered with ${answer.status} ${answer.statusText}.`);
 }
 
 async function press(form, times) {
@@ -53,8 +54,15 @@ async function press(form, times) {
 for (const form of document.querySelectorAll("form")) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    press(form, Number(event.submitter?.value ?? 1)).then(() => trouble(""), unreachable);
+    press(form, Number(event.submitter?.value ?? 1)).then(() => told(""), (error) => told(error.message));
   });
+}
+
+let refused = "";
+
+function told(text) {
+  refused = text;
+  trouble(text);
 }
 
 const answers = new Map();
@@ -95,7 +103,7 @@ async function watch() {
   if (since > newest) since = 0; // the shop began anew
   for (const card of document.querySelectorAll("[data-tasks]")) show(card, seen.events);
   const waits = waitsInVain(seen.events);
-  trouble(waits ? "A task has waited for 15 seconds, and nothing runs. Is a worker running?" : "");
+  trouble(waits ? "A task has waited for 15 seconds, and nothing runs. Is a worker running?" : refused);
   if (anythingEnded(seen.events)) refreshShelf();
 }
 
@@ -103,7 +111,7 @@ function show(card, events) {
   const names = card.dataset.tasks.split(" ");
   const mine = events.filter((event) => names.includes(event.task));
   const gone = new Set(mine.filter(({ kind }) => kind === "superseded").map((event) => event.task_id));
-  const calls = mine.filter(({ kind }) => kind === "call").map((call, index) => ({
+  const calls = mine.filter(({ kind }) => kind === "call").sort(byTime).map((call, index) => ({
     ...call,
     number: index + 1,
     gone: call.outcome !== "deduplicated" && gone.has(call.task_id),
@@ -117,6 +125,8 @@ function show(card, events) {
   fill(card.querySelector("ul.runs"), runs.reverse().map(runItem));
   if (calls.length + runs.length) setText(card.querySelector("[data-summary]"), summary(counts, runs));
 }
+
+const byTime = (one, other) => new Date(one.at) - new Date(other.at);
 
 function callItem(call) {
   const by = call.source === "beat" ? "beat: " : "";
