@@ -31,7 +31,7 @@ _COMMANDS = {
 #: What a script can tell from the exit code; docs/reference/cli.md says it for each command.
 FOUND_NOTHING = 1
 WRONG_USE = 2
-NO_STORE = 3
+NO_ANSWER = 3
 
 
 class LazyGroup(click.Group):
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        from celery_unique.exceptions import CeleryUniqueError, StoreUnavailable
+        from celery_unique.exceptions import CeleryUniqueError
 
         try:
             return super().invoke(ctx)
@@ -56,7 +56,7 @@ class LazyGroup(click.Group):
             from .screen import printable
 
             click.echo(f"Error: {printable(str(error))}", err=True)
-            ctx.exit(NO_STORE if isinstance(error, StoreUnavailable) else WRONG_USE)
+            ctx.exit(NO_ANSWER if error.retryable else WRONG_USE)
 
 
 @click.group(
@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     short_help="See who holds the keys of unique tasks, and free them.",
     epilog="Exit codes: 0 fine, 1 found nothing (doctor: found trouble), 2 wrong use or "
-    "configuration, 3 the lock store does not answer.",
+    "configuration, 3 the lock store does not answer (release --lost: or broker and workers).",
 )
 def unique(**_preload_options: Any) -> None:
     """See who holds the keys of unique tasks, find out why a call was dropped, free keys.

@@ -11,7 +11,7 @@ from celery_unique.operations.doctor import Report, examine
 from celery_unique.operations.selecting import installed_runtime
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
 
-from . import FOUND_NOTHING, NO_STORE
+from . import FOUND_NOTHING, NO_ANSWER
 from .options import GENERIC, json_option, program
 from .screen import Screen, printable
 
@@ -48,7 +48,7 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
     else:
         _show(screen, report, program(ctx))
     if not report.store_answers:
-        ctx.exit(NO_STORE)
+        ctx.exit(NO_ANSWER)
     if report.troubles:
         ctx.exit(FOUND_NOTHING)
 

@@ -13,6 +13,7 @@ from celery_unique.operations.counting import count_locks
 from celery_unique.operations.orphans import lost_messages
 from celery_unique.operations.releasing import release_all
 from celery_unique.operations.selecting import HeldLock, Selection, select
+from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
 from celery_unique.runtime import Runtime
 
 from . import FOUND_NOTHING
@@ -36,6 +37,13 @@ WARNING = (
     is_flag=True,
     help="Whose message is gone: no queue has messages and no worker holds it. Asks the workers.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="With --lost: how long workers have to answer, in seconds.",
+)
 @click.option("--all", "everything", is_flag=True, help="Every lock, where nothing else is said.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would be released.")
@@ -45,6 +53,7 @@ def release_command(
     ctx: click.Context,
     /,
     lost: bool,
+    timeout: float,
     everything: bool,
     yes: bool,
     dry_run: bool,
@@ -66,9 +75,10 @@ def release_command(
     command = asked(ctx, as_json)
     screen, runtime = command.screen, command.runtime
     selection = selection_of(runtime, given)
+    lost_within_s = timeout if lost else None
     if selection.is_empty() and not everything and not lost:
         raise click.UsageError("Say which locks are meant, or --all.")
-    counts = count_locks(_releasable(runtime, selection, lost))
+    counts = count_locks(_releasable(runtime, selection, lost_within_s))
     if not as_json and counts.total.locks:
         show_counts(screen, counts)
         screen.line()
@@ -78,22 +88,26 @@ def release_command(
     if not yes:
         screen.words(WARNING, err=True)
         click.confirm(f"Release {_locks(counts.total.locks)}?", abort=True, err=True)
-    released = _release(runtime, selection, lost, counts.total.locks)
+    released = _release(runtime, selection, lost_within_s, counts.total.locks)
     _tell(screen, counts.total.locks, released, as_json, dry_run)
     if not released:
         ctx.exit(FOUND_NOTHING)
 
 
-def _releasable(runtime: Runtime, selection: Selection, lost: bool) -> Iterator[HeldLock]:
+def _releasable(
+    runtime: Runtime, selection: Selection, lost_within_s: float | None
+) -> Iterator[HeldLock]:
     # A second walk in place of a list: there may be millions.
     locks = (lock for lock in select(runtime, selection) if lock.state != "released")
-    return lost_messages(runtime, locks) if lost else locks
+    return locks if lost_within_s is None else lost_messages(runtime, locks, lost_within_s)
 
 
-def _release(runtime: Runtime, selection: Selection, lost: bool, expected: int) -> int:
+def _release(
+    runtime: Runtime, selection: Selection, lost_within_s: float | None, expected: int
+) -> int:
     released = 0
     with _progress(expected) as bar:
-        for _, done in release_all(runtime, _releasable(runtime, selection, lost)):
+        for _, done in release_all(runtime, _releasable(runtime, selection, lost_within_s)):
             released += done
             bar.update(1)
     return released

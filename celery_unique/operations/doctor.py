@@ -14,9 +14,9 @@ from celery_unique.stores.diagnosis import Diagnosis, Finding
 
 from . import checks
 from .explaining import is_abandoned
-from .orphans import NotKnown, lost_messages
+from .orphans import lost_messages
 from .selecting import HeldLock, Selection, StoreClock, select
-from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, Workers, ask_workers
+from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, NoAnswer, Workers, ask_workers
 
 #: Locks that are named in a finding; the others are counted.
 NAMED = 3
@@ -175,7 +175,7 @@ def _examine_messages(runtime: Runtime, report: Report, walk: _Walk, timeout_s: 
         return  # said already: without workers everything waits, and nothing is wrong with that
     try:
         lost = list(lost_messages(runtime, walk.waiting, timeout_s, report.workers))
-    except (NotKnown, BrokerUnavailable) as error:
+    except NoAnswer as error:
         report.findings.append(Finding("lost", "note", str(error)))
         return
     report.add("lost", "no waiting task has lost its message", _lost(lost))

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.runtime import Runtime
 
-from .queues import queue_of_task, queue_sizes, unacknowledged_ids
+from .queues import Queue, look_into_queues, queue_of_task, unacknowledged_ids
 from .selecting import HeldLock
-from .workers import DEFAULT_TIMEOUT_S, Workers, ask_workers, held_by_workers
+from .workers import DEFAULT_TIMEOUT_S, NotKnown, Workers, ask_workers, held_by_workers
 
 BATCH = 500
 #: A message that was published a moment ago may be anywhere.
 YOUNGEST_MS = 2000
 
 _WAITING = ("available", "scheduled", "retryable")
-
-
-class NotKnown(CeleryUniqueError):
-    """Whether messages are gone cannot be told."""
 
 
 def lost_messages(
@@ -57,10 +52,11 @@ def _lost(
     queues = {lock.entry.task_name: "" for lock in batch}
     for name in queues:
         queues[name] = queue_of_task(runtime, name)
-    sizes = queue_sizes(runtime.app, set(queues.values()))
-    left = [lock for lock in batch if not sizes[queues[lock.entry.task_name]]]
+    seen = look_into_queues(runtime.app, set(queues.values()))
+    left = [lock for lock in batch if not seen[queues[lock.entry.task_name]].messages]
     if not left:
         return
+    _refuse_unknown_consumers(seen, len(workers))
     unacknowledged = unacknowledged_ids(runtime.app)
     held = held_by_workers(runtime.app, workers, [lock.task_id for lock in left], timeout_s)
     if held is None or unacknowledged is None:
@@ -68,6 +64,16 @@ def _lost(
     for lock in left:
         if lock.task_id not in held | unacknowledged and _is_unchanged(runtime, lock):
             yield lock
+
+
+def _refuse_unknown_consumers(queues: Mapping[str, Queue], workers: int) -> None:
+    """A worker too busy to answer is not known to be there, and may hold messages."""
+    for name, queue in queues.items():
+        if queue.consumers > workers:
+            raise NotKnown(
+                f"Which messages are gone cannot be told: queue {name} has {queue.consumers} "
+                f"consumers, and {workers} workers have told what they hold"
+            )
 
 
 def _is_unchanged(runtime: Runtime, lock: HeldLock) -> bool:

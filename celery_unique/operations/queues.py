@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from celery_unique.publish import queue_of
@@ -22,19 +23,25 @@ def queue_of_task(runtime: Runtime, task_name: str) -> str:
     return queue_of(runtime, task_name, (), {}, task, options)
 
 
-def queue_sizes(app: Any, names: Iterable[str]) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Queue:
+    messages: int = 0  # that wait, and that no worker has taken
+    consumers: int = 0  # 0 where the broker does not tell
+
+
+def look_into_queues(app: Any, names: Iterable[str]) -> dict[str, Queue]:
     """How many messages wait in each queue. One that is not there has none."""
-    sizes = {}
+    seen = {}
     with broker_errors(), app.connection_for_read() as connection:
         for name in names:
             # A channel for each: RabbitMQ closes it when asked for a queue that is not there.
             with connection.channel() as channel:
                 try:
-                    declared = channel.queue_declare(queue=name, passive=True)
-                    sizes[name] = declared.message_count
+                    told = channel.queue_declare(queue=name, passive=True)
+                    seen[name] = Queue(told.message_count, told.consumer_count)
                 except connection.channel_errors:
-                    sizes[name] = 0
-    return sizes
+                    seen[name] = Queue()
+    return seen
 
 
 def unacknowledged_ids(app: Any) -> set[str] | None:

@@ -15,8 +15,18 @@ from celery_unique.exceptions import CeleryUniqueError
 DEFAULT_TIMEOUT_S = 2.0
 
 
-class BrokerUnavailable(CeleryUniqueError):
+class NoAnswer(CeleryUniqueError):
+    """Somebody who had to be asked did not answer: another time it may work."""
+
+    retryable = True
+
+
+class BrokerUnavailable(NoAnswer):
     """The broker does not answer, so that neither queues nor workers can be asked."""
+
+
+class NotKnown(NoAnswer):
+    """Not everybody has told what they hold, so that nothing can be said of messages."""
 
 
 @dataclass(slots=True)

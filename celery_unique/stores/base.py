@@ -194,7 +194,11 @@ class LockStore(Protocol):
         """The record as it stands, without what has lapsed, and the store's clock."""
 
     def walk(self, batch: int = 500) -> Iterator[tuple[str, Record]]:
-        """Every key with its record, in batches; for people, never on a hot path."""
+        """Every key with its record, in batches; for people, never on a hot path.
+
+        Where finding them can take long, it also takes ``stop_at``, a moment of
+        ``time.monotonic()`` at which it ends before it is through.
+        """
 
     # -- life ----------------------------------------------------------------
     def sweep(self, batch: int = 500) -> int:

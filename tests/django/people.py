@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tests.stores.factories import MINUTE, QUEUE_LEASE, claim, fresh_key, start
@@ -44,6 +45,20 @@ def store() -> Any:
     from celery_unique.runtime import runtime_of
 
     return runtime_of(project_app()).store
+
+
+@contextmanager
+def another_store(url: str) -> Iterator[None]:
+    """The project with its locks elsewhere, for a while."""
+    from tests.django.shop.celery import app
+
+    before = dict(app.conf.changes)
+    app.conf.unique_store_url = url
+    try:
+        yield
+    finally:
+        app.conf.changes.clear()
+        app.conf.changes.update(before)
 
 
 def empty_store() -> None:

@@ -13,6 +13,7 @@ from tests.django.inside import DjangoProcess, inside_django
 from tests.django.people import (
     LIST,
     RELEASE,
+    another_store,
     client_of,
     empty_store,
     hold,
@@ -344,20 +345,13 @@ def test_whatever_stands_in_a_lock_is_shown_as_text() -> None:
 
 @inside_django
 def test_a_store_that_cannot_be_asked_is_a_page_that_says_so() -> None:
-    from celery_unique.contrib.django.project import project_app
-
-    app = project_app()
     client = client_of(staff(SEE, FREE))
-    before = app.conf.unique_store_url
-    app.conf.unique_store_url = "redis://:hunter2@127.0.0.1:1/0"
-    try:
+    with another_store("redis://:hunter2@127.0.0.1:1/0"):
         answers = [
             client.get(LIST),
             client.get(f"{LIST}1:{'0' * 64}/change/"),
             client.post(RELEASE, {"lock": [f"1:{'0' * 64} x"], "confirm": "yes"}),
         ]
-    finally:
-        app.conf.unique_store_url = before
 
     for answer in answers:
         assert answer.status_code == 503

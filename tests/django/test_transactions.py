@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.django.inside import inside_django
+from tests.django.people import another_store
 
 DATABASES = pytest.mark.parametrize("alias", ["default", "small"], ids=["postgresql", "sqlite"])
 
@@ -18,16 +19,10 @@ DATABASES = pytest.mark.parametrize("alias", ["default", "small"], ids=["postgre
 def locks_in(alias: str) -> Iterator[None]:
     from django.db import connections
 
-    from tests.django.shop.celery import app
-
-    before = app.conf.unique_store_url
-    app.conf.unique_store_url = f"django-db://{alias}"
     with connections[alias].cursor() as cursor:
         cursor.execute("CREATE TABLE IF NOT EXISTS shop_order (number INTEGER)")
-    try:
+    with another_store(f"django-db://{alias}"):
         yield
-    finally:
-        app.conf.unique_store_url = before
 
 
 def elsewhere(call: Callable[[], Any]) -> Any:

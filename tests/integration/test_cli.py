@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_unique import lookup
-from celery_unique.cli import main
+from celery_unique.cli import main, unique
 from celery_unique.runtime import runtime_of
 from tests.integration.apps import advance, flush, make_app, plain_app
 
@@ -406,3 +408,45 @@ def test_an_idempotency_key_can_be_read_from_the_standard_input(
     ran = run(local_app, "show", "shop.pay", "--idempotency-key-stdin", "--json")
 
     assert [task["task_id"] for task in ran.json()[0]["tasks"]] == [result.id]
+
+
+# -- the entry point -----------------------------------------------------------------------------
+
+IMPORTS = """
+import sys, time
+import click, celery.bin.celery
+for name in [name for name in sys.modules if name.startswith("celery_unique")]:
+    del sys.modules[name]
+before = set(sys.modules)
+began = time.process_time()
+import celery_unique.cli
+print((time.process_time() - began) * 1000)
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_every_celery_command_pays_next_to_nothing_for_it(report: Callable[[str], None]) -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+
+    took = min(float(lines[0]) for lines in outputs)
+    report(f"importing the commands takes {took:.2f} ms over importing celery's own")
+    assert set(outputs[0][1].split()) == {
+        "celery_unique",
+        "celery_unique.cli",
+        "celery_unique.worker",
+        "celery_unique.worker.remote",
+    }
+    assert took < 20
+
+
+def test_celery_finds_the_commands_by_their_entry_point() -> None:
+    from importlib.metadata import entry_points
+
+    [point] = entry_points(group="celery.commands", name="unique")
+
+    assert point.load() is unique

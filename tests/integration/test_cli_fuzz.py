@@ -18,7 +18,7 @@ from tests.integration.test_idempotency_key_fuzz import fuzzed_keys, shows
 
 KEYS = 10_000
 #: Every so many keys are also explained, listed and released, as a person would read it.
-EVERY = 20
+EVERY = 50
 
 
 def run(app: Celery, *argv: str) -> tuple[int, str]:

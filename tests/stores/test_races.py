@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.stores.django_project import DjangoProject, django_acquire_racer
 from tests.stores.racing import (
     PROCESSES,
     Attempt,
@@ -97,6 +98,19 @@ def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
     calls = [call for calls in rounds for call in calls]
     assert len({call.answer for call in calls}) == len(calls)
     assert tokens_out_of_order(calls) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", [DjangoProject.cache_url, DjangoProject.database_url])
+def test_a_django_projects_stores_have_one_winner_in_every_round_too(
+    racers: Racers, django_project: DjangoProject, url: str, report: Callable[[str], None]
+) -> None:
+    rounds = racers.race(django_acquire_racer, django_project.settings, url, url, rounds=100)
+
+    wrong, overlap = wrong_rounds(rounds), overlap_of(rounds)
+    report(f"race on {url}: {PROCESSES} processes, {len(wrong)} of {len(rounds)} wrong; {overlap}")
+    assert wrong == []
+    assert overlap.share >= 0.9
 
 
 # -- the checks can fail ------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ import redis
 from celery_unique.stores.redis import RedisStore, scripts
 from celery_unique.stores.redis.layout import BUCKETS, bucket_of
 from celery_unique.stores.redis.store import BATCH
+from tests.kit import RedisServer
 from tests.stores.factories import (
     GRACE,
     MINUTE,
@@ -328,3 +330,18 @@ def test_one_way_acts_survive_a_script_flush(
     retried = task_of(store, key, "a").state
 
     assert (confirmed, retried) == ("w", "t")
+
+
+def test_a_walk_stops_in_time_among_the_keys_of_others(start_server: Callable[..., Any]) -> None:
+    server = start_server(RedisServer)
+    with closing(RedisStore.from_url(server.url)) as store, server.client() as client:
+        client.mset({f"other:{number}": 1 for number in range(5000)})
+        store.acquire(fresh_key(), claim("t1"))
+
+        def scans(**options: float) -> int:
+            client.config_resetstat()
+            list(store.walk(batch=100, **options))
+            return int(client.info("commandstats")["cmdstat_scan"]["calls"])
+
+        assert scans() > 40
+        assert scans(stop_at=0.0) == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from celery_unique.cli.screen import age, columns_of, printable, short_key, shortened
+from celery_unique.cli.screen import Screen, age, columns_of, printable, short_key, shortened
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,18 @@ def test_a_long_text_is_cut_in_its_middle() -> None:
 def test_a_wide_character_takes_two_columns_and_a_combining_one_none() -> None:
     assert columns_of("大a") == 3
     assert columns_of("e\u0301") == 1
+
+
+def test_a_terminal_that_cannot_show_a_character_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+
+    Screen().line("größe 大")
+
+    stream.flush()
+    assert stream.buffer.getvalue() == b"gr\\xf6\\xdfe \\u5927\n"  # type: ignore[attr-defined]
 
 
 def test_a_key_is_shortened_to_its_version_and_12_digits() -> None:

@@ -8,6 +8,7 @@ page then says that it has not seen all. A whole key needs no walk.
 from __future__ import annotations
 
 import heapq
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ PER_PAGE = 100
 MOST_PAGES = 100
 #: For one request. A hundred thousand locks take about a quarter of it.
 WALK_SECONDS = 10.0
-#: Locks asked for at once: a walk can only be stopped between two batches.
-BATCH = 1000
+#: Keys asked for at once: a walk can only be stopped between two batches.
+BATCH = 2000
 #: Different names counted for the filter by task.
 MOST_NAMES = 500
 
@@ -93,7 +94,7 @@ def find(runtime: Runtime, wanted: Wanted, seconds: float = WALK_SECONDS) -> Fou
 
 def _matching(runtime: Runtime, wanted: Wanted, found: Found, stop_at: float) -> Iterator[Lock]:
     """Every matching lock; ``found`` is counted on the way."""
-    records = _records(runtime, wanted.text, found)
+    records = _records(runtime, wanted.text, found, stop_at)
     matches = _matcher(runtime, wanted, found.now)
     for lock in _walk(records, found, stop_at):
         found.seen += 1
@@ -105,14 +106,18 @@ def _matching(runtime: Runtime, wanted: Wanted, found: Found, stop_at: float) ->
             yield lock
 
 
-def _records(runtime: Runtime, text: str, found: Found) -> Iterable[tuple[str, Record]]:
+def _records(
+    runtime: Runtime, text: str, found: Found, stop_at: float
+) -> Iterable[tuple[str, Record]]:
     """What is looked at; ``found`` gets the store's clock."""
     if is_key(text):
         record, now_ms = runtime.store.read(text)
         records: Iterable[tuple[str, Record]] = [(text, record)]
     else:
         now_ms = StoreClock(runtime).now()
-        records = runtime.store.walk(BATCH)
+        walk: Any = runtime.store.walk
+        stops = "stop_at" in inspect.signature(walk).parameters
+        records = walk(BATCH, stop_at=stop_at) if stops else walk(BATCH)
     found.now = datetime.fromtimestamp(now_ms / 1000, UTC)
     return records
 
@@ -124,8 +129,8 @@ def _walk(records: Iterable[tuple[str, Record]], found: Found, stop_at: float) -
         if lock is not None:
             yield lock
         if monotonic() > stop_at:
-            found.complete = False
-            return
+            break
+    found.complete = monotonic() <= stop_at
 
 
 def _matcher(runtime: Runtime, wanted: Wanted, now: datetime) -> Callable[[Lock], bool]:

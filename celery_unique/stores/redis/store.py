@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Literal
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -192,7 +194,8 @@ class RedisStore:
         now = self._now(clock)
         return record_of(fields, now), now
 
-    def walk(self, batch: int = BATCH) -> Iterator[tuple[str, Record]]:
+    def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
+        """SCAN passes by every key of the database, those of others too."""
         seen: OrderedDict[str, None] = OrderedDict()
         cursor = 0
         while True:
@@ -205,7 +208,7 @@ class RedisStore:
                 seen.popitem(last=False)
             yield from self._read_all(keys)
             cursor = int(position)
-            if cursor == 0:
+            if cursor == 0 or monotonic() > stop_at:
                 return
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
