@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from celery_unique.stores import acts
 from celery_unique.stores.acts.following import attach
 from celery_unique.stores.base import (
     Acquired,
@@ -17,7 +19,7 @@ from celery_unique.stores.base import (
     Started,
 )
 from celery_unique.stores.following import Follower
-from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.memory import MemoryStore, Reply
 from celery_unique.stores.record import Record
 from tests.stores.broken import BrokenStore
 
@@ -211,15 +213,20 @@ class PromotionLeavesTheMark(BrokenFollowing):
 
 
 class FollowersOfTheReplacedAreForgotten(BrokenFollowing):
-    def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
+    def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
         with self.changing(key) as (record, _):
-            before = set(record.tasks)
-            followed = {one.holder: i for i, one in _told(record)}
-        super().confirm(key, task_id, lease_ms)
+            before = {i: one.holder for i, one in _told(record)}
+        reply = super()._act(key, act)
         with self.changing(key) as (record, _):
-            gone = before - set(record.tasks)
-        for holder in gone & set(followed):
-            self.complete_follower(key, followed[holder])
+            over = {i for i, mark in record.marks.items() if mark.kind == "superseded"}
+        for follower_id, holder in before.items():
+            if holder in over:
+                super()._act(key, partial(_complete, follower_id))
+        return reply
+
+
+def _complete(follower_id: str, record: Record, now_us: int) -> None:
+    acts.complete_follower(record, follower_id, now_us // 1000)
 
 
 class AFollowerThatRunsIsStillCompleted(BrokenFollowing):

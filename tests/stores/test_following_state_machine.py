@@ -47,6 +47,7 @@ FOLLOWING_ACTS: list[tuple[str, Sequence[str]]] = [
     ("due", ["orphan"]),
     *[("time_passes", ())] * 2,
     *[("join", ())] * 2,
+    ("replace", ()),
     ("reap", ["follower"]),
     *[("reap", ["orphan"])] * 3,
     *[("promote", ["follower"])] * 2,
@@ -89,6 +90,14 @@ class FollowersAgainstModel(StoreAgainstModel):
     def _join(self, draw: Draw) -> None:
         call = self._to_join(draw(CALLS))
         self.both.acquire(self._key(draw), draw(st.sampled_from(FOLLOWERS)), call)
+
+    def _replace(self, draw: Draw) -> None:
+        """A call that takes the place of any task that waits, and most often is published."""
+        call = {**self._to_join(draw(CALLS)), "on_conflict": "replace", "arguments": ""}
+        key, task_id = self._key(draw), draw(st.sampled_from(self.ids))
+        self.both.acquire(key, task_id, call)
+        if draw(AIMED):
+            self.both.confirm(key, task_id, draw(DURATIONS))
 
     def _complete_follower(self, draw: Draw) -> None:
         self.both.complete_follower(*self._subject(draw, ["follower"]))
