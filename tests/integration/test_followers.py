@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -485,3 +486,20 @@ def test_nothing_is_left_behind_by_followers(rebuild: Any) -> None:
     assert runtime_of(app).store.due() == []
     advance(app, 30 * 24 * 3600)
     assert runtime_of(app).store.due() == []
+
+
+def test_a_message_that_cannot_be_read_keeps_no_other_waiting(rebuild: Any, mine: str) -> None:
+    app, store = rebuild.app, runtime_of(rebuild.app).store
+    rebuild.delay(7)
+    key = lookup(rebuild, (7,)).key
+    rebuild.apply_async((7,), task_id=f"first-{mine}")
+    [(first, _)] = store.followers(key)
+    kept = store._records[key].followers[first]
+    store._records[key].followers[first] = replace(kept, message=kept.message.replace("json", "x"))
+    rebuild.apply_async((7,), task_id=mine)
+    app.control.purge()
+    advance(app, 25 * 3600)
+
+    look_after(runtime_of(app), key)
+
+    assert [sent.id for sent in messages(app)] == [mine]

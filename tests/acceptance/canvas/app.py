@@ -124,8 +124,8 @@ def _define_helpers(app: Celery, task: Define, props: Props) -> None:
         props.redis.rpush(f"noted:{where}", json.dumps(value))
 
     @task(name="note_error")
-    def note_error(failed_id: str, where: str) -> None:
-        props.redis.rpush(f"noted:{where}", json.dumps("an error"))
+    def note_error(failed_id: str) -> None:
+        props.redis.rpush(f"noted:{failed_id}", json.dumps("an error"))
 
     @task(name="where", bind=True)
     def where(self: Task, value: Any) -> list[Any]:

@@ -79,19 +79,15 @@ class Cast:
         for run in range(1, 4):
             self.app.props.let_go(self.tag, run)
 
-    def noted(self, number: int) -> list[str]:
-        """What callbacks were told: waits for so many."""
-        name, redis = f"noted:{self.kind}-{self.tag}", self.app.props.redis
+    def noted(self, number: int, where: str = "") -> list[str]:
+        """What callbacks were told: waits for so many. Error callbacks tell it by the id."""
+        name, redis = f"noted:{where or f'{self.kind}-{self.tag}'}", self.app.props.redis
         eventually(lambda: redis.llen(name) >= number, timeout=60, message="a callback is lost")
         return sorted(redis.lrange(name, 0, -1))
 
     @property
     def note_here(self) -> Any:
         return self.note.s(where=f"{self.kind}-{self.tag}")
-
-    @property
-    def note_error_here(self) -> Any:
-        return self.note_error.s(where=f"{self.kind}-{self.tag}")
 
 
 def shape(
@@ -275,14 +271,14 @@ def two_links_and_a_group(c: Cast) -> Any:
 @shape()
 def link_error_with_a_failing_holder(c: Cast) -> Any:
     c.holder("fail")
-    result = c.fail.apply_async((c.tag,), link_error=c.note_error_here)
-    return result, lambda: c.noted(1)
+    result = c.fail.apply_async((c.tag,), link_error=c.note_error.s())
+    return result, lambda: c.noted(1, where=result.id)
 
 
 @shape()
 def link_and_link_error_on_one_call(c: Cast) -> Any:
     c.holder()
-    result = c.work.apply_async((c.tag,), link=c.note_here, link_error=c.note_error_here)
+    result = c.work.apply_async((c.tag,), link=c.note_here, link_error=c.note_error.s())
     return result, lambda: c.noted(1)
 
 
