@@ -141,9 +141,9 @@ def test_a_primary_that_dies_in_the_middle_spoils_one_round_at_most(
             servers.primary().kill()
         killed_at.append(time.monotonic_ns())
 
-    killing = threading.Timer(0.7, kill)
+    killing = threading.Timer(0.5, kill)
     killing.start()
-    rounds = racers.race(acquire_racer, servers.url, f"fail-over of {kind.__name__}", rounds=400)
+    rounds = racers.race(acquire_racer, servers.url, f"fail-over of {kind.__name__}", rounds=600)
     killing.join()
 
     wrong = wrong_rounds(rounds)
