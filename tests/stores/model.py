@@ -346,7 +346,7 @@ class Model(FollowingModel):
             if runs or task["state"] in FINAL:
                 return "active"
             self._bring_back(task, mark_for)
-            self.stop_following(key, task_id)
+            self._forget_follower(key, task_id)
         self._remove_task(key, task_id)
         mark = self.mark(key, task_id)
         followed = self.revoke_follower(key, task_id)

@@ -142,6 +142,9 @@ class FollowingModel:
     def _is_lost(self, key: str, task_id: str) -> bool:
         return self.there_until(key, task_id) <= self.now
 
+    def is_orphan(self, follower: Follower) -> bool:
+        return self._is_lost(follower["key"], follower["holder"])
+
     def look_after(self, key: str) -> None:
         followers = self.followers_of(key)
         if not followers:

@@ -32,7 +32,6 @@ from tests.stores.model import EVERY_STATE, FINAL
 from tests.stores.side_by_side import Call, SideBySide
 
 IDS = ["t1", "t2", "t3", "t4"]
-FOLLOWER_IDS = ["f1", "f2", "f3"]
 ANY_STATE = [*EVERY_STATE, "ending"]
 MARKS = ["superseded", "withdrawn", "revoked", "done"]
 ENDS = st.sampled_from(FINAL)
@@ -67,7 +66,7 @@ CALLS = st.fixed_dictionaries(
         "again": st.sampled_from([False, False, True]),
         "parent": st.none() | st.none() | st.sampled_from(IDS),
         "max_wait": WINDOWS,
-        "join": st.sampled_from([False, False, True]),
+        "join": st.just(False),
     }
 )
 HEADERS = st.fixed_dictionaries(
@@ -102,13 +101,7 @@ ACTS: dict[str, Sequence[str]] = {
     "finish": ["active", "ending"],
     "settle": ["ending"],
     "forget": MARKS,
-    "join": [s for s in ANY_STATE if s not in FINAL],
-    "complete_follower": ["follower"],
-    "due": ["follower"],
-    "reap": ["follower"],
-    "promote": ["follower"],
 }
-REAPERS = st.sampled_from(["w1", "w1", "w2"])
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -118,6 +111,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
     out of each history, and the deeper states need most of them.
     """
 
+    acts: Sequence[tuple[str, Sequence[str]]] = tuple(ACTS.items())
+    ids: Sequence[str] = IDS
+
     def __init__(self, store: LockStore, figures: Counter[str]) -> None:
         super().__init__()
         self.both = SideBySide(store, figures)
@@ -126,33 +122,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def every_record_is_as_the_model_says(self) -> None:
         self.both.compare_records()
 
-    @initialize(
-        stages=st.tuples(STAGES, STAGES, STAGES, STAGES),
-        call=CALLS,
-        header=HEADERS,
-        followers=st.sampled_from([0, 0, 1, 3]),
-    )
-    def tasks_are_under_way(
-        self, stages: tuple[str, ...], call: Call, header: Call, followers: int
-    ) -> None:
+    @initialize(stages=st.tuples(STAGES, STAGES, STAGES, STAGES), call=CALLS, header=HEADERS)
+    def tasks_are_under_way(self, stages: tuple[str, ...], call: Call, header: Call) -> None:
         # Naming only final states lets several of them in at once.
         call = {**call, "states": call["states"] & set(FINAL), "grace": 30, "parent": None}
-        call["join"] = False
         for task_id, stage in zip(IDS, stages, strict=True):
             self._bring_to(stage, self.both.keys[0], task_id, call, header)
-        for follower_id in FOLLOWER_IDS[:followers]:
-            self.both.acquire(self.both.keys[0], follower_id, self._to_join(call))
-
-    def _to_join(self, call: Call) -> Call:
-        """A call that would follow any task."""
-        return {
-            **call,
-            "states": set(EVERY_STATE),
-            "on_conflict": "ignore",
-            "window": None,
-            "parent": None,
-            "join": True,
-        }
 
     def _bring_to(self, stage: str, key: str, task_id: str, call: Call, header: Call) -> None:
         if stage == "none":
@@ -172,7 +147,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        possible = [act for act, needs in ACTS.items() if not needs or self._subjects(needs)]
+        possible = [act for act, needs in self.acts if not needs or self._subjects(needs)]
         name = data.draw(st.sampled_from(possible), label="act")
         act: Callable[[Draw], None] = getattr(self, f"_{name}")
         act(data.draw)
@@ -185,15 +160,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
             if ("ending" if task["ending"] else task["state"]) in states
         ]
         marks = [mark for mark in self.both.model.marks if mark["kind"] in states]
-        followers = self.both.model.followers if "follower" in states else []
-        return [(entry["key"], entry["id"]) for entry in tasks + marks + followers]
+        return [(entry["key"], entry["id"]) for entry in tasks + marks]
 
     def _subject(self, draw: Draw, states: Sequence[str]) -> tuple[str, str]:
         found = self._subjects(states)
         if found and draw(AIMED):
             subject: tuple[str, str] = draw(st.sampled_from(found))
             return subject
-        return self._key(draw), draw(st.sampled_from(IDS))
+        return self._key(draw), draw(st.sampled_from(self.ids))
 
     def _key(self, draw: Draw) -> str:
         """One key gets most of the acts, so that they meet; they must not touch the other."""
@@ -208,7 +182,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     # -- acts of the caller -------------------------------------------------
 
     def _acquire(self, draw: Draw) -> None:
-        self.both.acquire(self._key(draw), draw(st.sampled_from(IDS)), draw(CALLS))
+        self.both.acquire(self._key(draw), draw(st.sampled_from(self.ids)), draw(CALLS))
 
     def _acquire_many(self, draw: Draw) -> None:
         claims = [
@@ -227,36 +201,16 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.both.help(*self._subject(draw, ACTS["help"]))
 
     def _cancel(self, draw: Draw) -> None:
-        self.both.cancel(*self._subject(draw, [*ANY_STATE, "follower"]), draw(DURATIONS))
+        self.both.cancel(*self._subject(draw, ["follower", *ANY_STATE]), draw(DURATIONS))
 
     def _release(self, draw: Draw) -> None:
         key, task_id = self._subject(draw, ACTS["release"])
         self.both.release(key, draw(st.sampled_from([None, task_id])))
 
-    # -- followers ----------------------------------------------------------
-
-    def _join(self, draw: Draw) -> None:
-        key, _ = self._subject(draw, ACTS["join"])
-        self.both.acquire(key, draw(st.sampled_from(FOLLOWER_IDS)), self._to_join(draw(CALLS)))
-
-    def _complete_follower(self, draw: Draw) -> None:
-        self.both.complete_follower(*self._subject(draw, ["follower"]))
-
-    def _due(self, draw: Draw) -> None:
-        self.both.due()
-
-    def _reap(self, draw: Draw) -> None:
-        key, _ = self._subject(draw, ["follower"])
-        self.both.reap(key, draw(REAPERS), draw(DURATIONS))
-
-    def _promote(self, draw: Draw) -> None:
-        key, follower_id = self._subject(draw, ["follower"])
-        self.both.promote(key, follower_id, draw(REAPERS), draw(DURATIONS), draw(DURATIONS))
-
     # -- acts of the worker -------------------------------------------------
 
     def _start(self, draw: Draw) -> None:
-        key, task_id = self._subject(draw, [*ANY_STATE, *MARKS, "follower"])
+        key, task_id = self._subject(draw, ["follower", *ANY_STATE, *MARKS])
         delivery = self._delivery(draw, key, task_id)
         leases = draw(DURATIONS), draw(DURATIONS), draw(DURATIONS)
         self.both.start(key, task_id, delivery, leases, draw(HEADERS))
@@ -302,10 +256,10 @@ BUDGET = {
 SERVER_BUDGET = (100, 40)
 
 
-def _settings(kind: str) -> settings:
+def budget(kind: str, share: float = 1.0) -> settings:
     histories, acts = BUDGET.get(kind, SERVER_BUDGET)
     return settings(
-        max_examples=int(os.environ.get("STATE_MACHINE_EXAMPLES", histories)),
+        max_examples=int(os.environ.get("STATE_MACHINE_EXAMPLES", histories * share)),
         stateful_step_count=acts,
         database=None,
         deadline=None,
@@ -314,11 +268,16 @@ def _settings(kind: str) -> settings:
     )
 
 
-def _check(store: LockStore, kind: str, settings: settings) -> Counter[str]:
+def check(
+    store: LockStore,
+    kind: str,
+    settings: settings,
+    about: type[StoreAgainstModel] = StoreAgainstModel,
+) -> Counter[str]:
     figures: Counter[str] = Counter()
 
     def machine() -> StoreAgainstModel:
-        return StoreAgainstModel(store, figures)
+        return about(store, figures)
 
     if "STATE_MACHINE_EXAMPLES" not in os.environ:
         # The same seed on every run, and another one on every store.
@@ -327,20 +286,32 @@ def _check(store: LockStore, kind: str, settings: settings) -> Counter[str]:
     return figures
 
 
-@pytest.mark.timeout(0 if "STATE_MACHINE_EXAMPLES" in os.environ else 120)
+def told(figures: Counter[str], kind: str) -> str:
+    histories, acts = figures.pop("histories"), figures.pop("acts")
+    rarest = ", ".join(f"{what} {count}" for what, count in figures.most_common()[:-5:-1])
+    return (
+        f"state machine on {kind}: {histories} histories, {acts} acts, "
+        f"{len(figures)} kinds of answer (rarest: {rarest}), no difference from the model"
+    )
+
+
+TIME_LIMIT = pytest.mark.timeout(0 if "STATE_MACHINE_EXAMPLES" in os.environ else 120)
+pytestmark = TIME_LIMIT
+
+
 def test_the_store_answers_as_the_model_does(
     store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
 ) -> None:
     kind = request.node.callspec.id
 
-    figures = _check(store, kind, _settings(kind))
+    figures = check(store, kind, budget(kind))
 
-    histories, acts = figures.pop("histories"), figures.pop("acts")
-    rarest = ", ".join(f"{what} {count}" for what, count in figures.most_common()[:-5:-1])
-    report(
-        f"state machine on {kind}: {histories} histories, {acts} acts, "
-        f"{len(figures)} kinds of answer (rarest: {rarest}), no difference from the model"
-    )
+    report(told(figures, kind))
+
+
+UNTIL_THE_FIRST_DIFFERENCE = settings(
+    budget("memory"), max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False
+)
 
 
 @pytest.mark.slow
@@ -348,9 +319,5 @@ def test_the_store_answers_as_the_model_does(
 def test_the_machine_finds_a_store_that_leaves_a_rule_out(
     broken: type[BrokenStore | broken_replacing.BrokenReplacing],
 ) -> None:
-    until_the_first_difference = settings(
-        _settings("memory"), max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False
-    )
-
     with pytest.raises(AssertionError):
-        _check(broken(), broken.__name__, until_the_first_difference)
+        check(broken(), broken.__name__, UNTIL_THE_FIRST_DIFFERENCE)
