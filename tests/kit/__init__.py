@@ -6,6 +6,7 @@ server whose program is not installed is an error that names the install command
 
 from tests.kit.filesystem_broker import filesystem_settings
 from tests.kit.mariadb import MariaDBServer
+from tests.kit.pgbouncer import PgBouncerServer
 from tests.kit.postgres import PostgresServer
 from tests.kit.process import LocalProcess, ProcessFailed, is_alive
 from tests.kit.producers import Producers
@@ -21,6 +22,7 @@ from tests.kit.worker import Worker
 __all__ = [
     "LocalProcess",
     "MariaDBServer",
+    "PgBouncerServer",
     "PostgresServer",
     "ProcessFailed",
     "Producers",

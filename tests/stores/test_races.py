@@ -47,7 +47,7 @@ ALSO_RACED = [
     pytest.param("tls_url", id="tls", marks=pytest.mark.server),
 ]
 #: Fewer rounds than on the first three, which share the code or the server with these.
-FEWER = {"mariadb": 100, "cluster": 300, "valkey": 200, "sentinel": 200, "tls": 200}
+FEWER = {"mariadb": 60, "cluster": 300, "valkey": 200, "sentinel": 200, "tls": 200}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
     request: pytest.FixtureRequest,
     report: Callable[[str], None],
 ) -> None:
-    number = 60 if request.node.callspec.id in FEWER else 300
+    number = 50 if request.node.callspec.id in FEWER else 300
 
     rounds = racers.race(start_racer, raced_url, "start", rounds=number)
 
@@ -113,7 +113,7 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
 def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
     racers: Racers, raced_url: str, request: pytest.FixtureRequest
 ) -> None:
-    number = 30 if request.node.callspec.id in FEWER else 100
+    number = 25 if request.node.callspec.id in FEWER else 100
 
     rounds = racers.race(token_racer, raced_url, "tokens", rounds=number)
 
@@ -184,9 +184,9 @@ def test_a_primary_that_dies_in_the_middle_spoils_one_round_at_most(
             servers.primary().kill()
         killed_at.append(time.monotonic_ns())
 
-    killing = threading.Timer(0.7, kill)
+    killing = threading.Timer(0.5, kill)
     killing.start()
-    rounds = racers.race(acquire_racer, servers.url, f"fail-over of {kind.__name__}", rounds=400)
+    rounds = racers.race(acquire_racer, servers.url, f"fail-over of {kind.__name__}", rounds=600)
     killing.join()
 
     wrong = wrong_rounds(rounds)

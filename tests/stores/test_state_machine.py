@@ -251,7 +251,7 @@ BUDGET = {
     "cluster": (40, 40),
     "sentinel": (15, 30),
     "tls": (15, 30),
-    "mariadb": (40, 40),
+    "mariadb": (25, 30),
 }
 SERVER_BUDGET = (100, 40)
 

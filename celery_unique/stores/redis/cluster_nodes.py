@@ -166,7 +166,8 @@ class ClusterConnections(MovingConnections):
 
     def _to_ask(self) -> list[Connections]:
         # Where the last redirection led is the best informed.
-        names = [*reversed(self._moved.values()), *(self._slots.nodes() if self._slots else ())]
+        names = list(self._moved.values())[::-1]
+        names += self._slots.nodes() if self._slots else ()
         names += [_name_of_address(seed.options) for seed in self._seeds]
         names = list(dict.fromkeys(names))
         names.sort(key=lambda name: name in self._suspects)

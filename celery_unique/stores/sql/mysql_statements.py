@@ -60,7 +60,7 @@ class MySqlStatements(Statements):
 
     def _see(self) -> str:
         return f"""
-            SELECT {_SEEN}, {_US.format("SYSDATE")} FROM (SELECT 1 AS one) AS always
+            SELECT {_SEEN}, {_US.format("SYSDATE")} FROM (SELECT 1 AS number) AS one_row
             LEFT JOIN {self._table} AS held ON {_THIS}"""
 
     def _insert(self) -> str:
