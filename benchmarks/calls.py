@@ -21,7 +21,7 @@ def new(stage: Stage) -> dict[str, Any]:
     """A call whose key is free, and a bare ``SET NX``."""
     acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
     for name, one in stage.all.items():
-        acts[name] = lambda _, one=one: one.call(next(stage.numbers))  # type: ignore[misc]
+        acts[name] = lambda _, one=one: one.call(next(stage.numbers))
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
     return _with_added(samples)
@@ -35,7 +35,7 @@ def duplicate(stage: Stage) -> dict[str, Any]:
             continue
         held = next(stage.numbers)
         one.call(held)
-        acts[name] = lambda _, one=one, held=held: one.call_again(held)  # type: ignore[misc]
+        acts[name] = lambda _, one=one, held=held: one.call_again(held)
     store_of(stage.ours).flush()
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
@@ -47,12 +47,10 @@ def many(stage: Stage) -> dict[str, Any]:
     ways: dict[str, Callable[[int], Any]] = {}
     for name in (PLAIN, OURS):
         one = stage.all[name]
-        ways[f"{name}: loop"] = lambda _, one=one: [  # type: ignore[misc]
+        ways[f"{name}: loop"] = lambda _, one=one: [
             signature.apply_async() for signature in _signatures(stage, one)
         ]
-        ways[f"{name}: group"] = lambda _, one=one: group(  # type: ignore[misc]
-            _signatures(stage, one)
-        ).apply_async()
+        ways[f"{name}: group"] = lambda _, one=one: group(_signatures(stage, one)).apply_async()
     apply_many = getattr(celery_unique, "apply_many", None)
     if apply_many is None:
         progress("this version has no celery_unique.apply_many: it is left out")

@@ -41,9 +41,7 @@ def _until_ready(stage: Stage, one: Contender, running: Workers) -> None:
 def _call_to_result(stage: Stage) -> dict[str, Any]:
     acts: dict[str, Callable[[int], Any]] = {}
     for name, one in stage.all.items():
-        acts[name] = lambda _, one=one: one.call(next(stage.numbers)).get(  # type: ignore[misc]
-            timeout=READY_S
-        )
+        acts[name] = lambda _, one=one: one.call(next(stage.numbers)).get(timeout=READY_S)
     samples = interleaved(stage.sizes.results, acts)
     told: dict[str, Any] = {name: summary(times) for name, times in samples.items()}
     for name, times in samples.items():
