@@ -46,14 +46,12 @@ class RedisStore(RedisFollowing):
     ) -> None:
         self.clock_offset_ms = 0
         self._address = address
-        self._layout = Layout(namespace, key_prefix)
-        where = f"{address.label} {self._layout.pattern}"
-        self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
-        self._connections = Connections(address, timeout_s)
-        self._one_way = OneWay(self._connections)
         #: Keys and ids whose lock was taken here and has no part in any other: their
         #: confirmation, which is sent whole every time, is a short one.
         self._alone: dict[tuple[str, str], bool] = {}
+        self._layout = Layout(namespace, key_prefix)
+        self._connections = Connections(address, timeout_s)
+        self._one_way = OneWay(self._connections)
 
     @classmethod
     def from_url(
@@ -75,7 +73,8 @@ class RedisStore(RedisFollowing):
 
     def fingerprint(self) -> str:
         """The same for every process that uses these locks, and without credentials."""
-        return self._fingerprint
+        where = f"{self._address.label} {self._layout.pattern}"
+        return hashlib.sha256(where.encode()).hexdigest()[:8]
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
