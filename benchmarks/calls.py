@@ -14,7 +14,7 @@ from benchmarks.measuring import Samples, interleaved, median, progress, summary
 from benchmarks.stage import FLOOR, Stage, store_of
 
 #: No further round of many calls is begun after this.
-LONGEST_S = 180.0
+LONGEST_S = 120.0
 
 
 def new(stage: Stage) -> dict[str, Any]:
