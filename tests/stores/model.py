@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.stores.model_following import FollowingModel
+
 Task = dict[str, Any]
 Mark = dict[str, Any]
 
@@ -34,10 +36,12 @@ class Answer:
     waiting: list[Task] = field(default_factory=list)  # those it replaces, but a predecessor
     keeps_schedule: bool = False
     max_wait: int | None = None
+    asked_before: bool = False  # it follows already: nothing is counted
 
 
-class Model:
+class Model(FollowingModel):
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0
         self.tasks: list[Task] = []
         self.marks: list[Mark] = []
@@ -49,6 +53,7 @@ class Model:
             self._hand_on(lapsed)
             self._remove_task(lapsed["key"], lapsed["id"])
         self.marks = [mark for mark in self.marks if mark["until"] > self.now]
+        self.forget_followers_nobody_looked_after()
 
     # -- what is there ------------------------------------------------------
 
@@ -98,6 +103,7 @@ class Model:
             # Its message is still out there, for as long as it was to be waited for.
             for_so_long = max(mark_for, task["lease"] - self.now)
             self._set_mark(key, task["id"], "superseded", for_so_long, by=task_id)
+            self.follow_instead(key, task["id"], task_id)
 
     def _bring_back(self, task: Task, lease: int) -> None:
         """The task will not run: those in limbo under it are live again, for a fresh lease."""
@@ -129,7 +135,11 @@ class Model:
         again: bool,
         parent: str | None,
         max_wait: int | None,
+        join: bool,
     ) -> Answer:
+        joined_to = self.already_joined(key, task_id) if join else None
+        if joined_to is not None:
+            return Answer("joined", may_be_named=[joined_to], asked_before=True)
         if again and self._goes_on(key, task_id, grace):
             return self._as_it_was(key, task_id)
         refused = "duplicate" if on_conflict in ("ignore", "rerun") else "rejected"
@@ -191,6 +201,8 @@ class Model:
                 "since": None,
             }
         )
+        self.stop_following(key, task_id)  # it is on its own
+        self.look_after(key)
         keeps_schedule = on_conflict == "replace_except_schedule"
         return Answer(
             "created",
@@ -296,6 +308,12 @@ class Model:
             task["state"] = "available"
             task["lease"] = self._from_eta(task) + lease
             self._finalise(key, task_id, lease)
+            self._is_published(key, task_id)
+
+    def _is_published(self, key: str, task_id: str) -> None:
+        """A promoted follower is one no more."""
+        self.stop_following(key, task_id)
+        self.look_after(key)
 
     def _from_eta(self, task: Task) -> int:
         return max(self.now, task["eta"] or 0)
@@ -307,6 +325,7 @@ class Model:
         self._bring_back(task, mark_for)
         self._remove_task(key, task_id)
         self._set_mark(key, task_id, "withdrawn", mark_for)
+        self.look_after(key)
         return True
 
     def help(self, key: str, task_id: str) -> str:
@@ -327,12 +346,15 @@ class Model:
             if runs or task["state"] in FINAL:
                 return "active"
             self._bring_back(task, mark_for)
+            self._forget_follower(key, task_id)
         self._remove_task(key, task_id)
         mark = self.mark(key, task_id)
-        if mark is not None and mark["kind"] == "done":
+        followed = self.revoke_follower(key, task_id)
+        if mark is not None and mark["kind"] == "done" and not followed:
             return "active"  # it has ended
         before = mark["until"] if mark is not None else 0
         self._set_mark(key, task_id, "revoked", max(mark_for, before - self.now))
+        self.look_after(key)
         return "cancelled"
 
     def release(self, key: str, task_id: str | None) -> int:
@@ -345,6 +367,8 @@ class Model:
             task["released"] = True
             if task["state"] in FINAL and not task["ending"]:
                 self._remove_task(key, task["id"])  # nobody is left to finish it
+        if live:
+            self.look_after(key)
         return len(live)
 
     # -- acts of the worker -------------------------------------------------
@@ -413,6 +437,7 @@ class Model:
             after=None,
         )
         self._finalise(key, task_id, mark_for)  # a start is a confirm
+        self._is_published(key, task_id)
         return "run", lost, "", ""
 
     def _must_wait(self, task: Task) -> bool:
@@ -444,10 +469,12 @@ class Model:
         if mark is not None:
             mark["until"] = max(mark["until"], self.now + lease)
         if task is not None and task["state"] not in FINAL:
-            if task["state"] == "pending":
+            was_pending = task["state"] == "pending"
+            task["lease"] = max(task["lease"], self._from_eta(task) + lease)
+            if was_pending:
                 task["state"] = "available"
                 self._finalise(key, task_id, lease)
-            task["lease"] = max(task["lease"], self._from_eta(task) + lease)
+                self._is_published(key, task_id)
         return task is not None or mark is not None
 
     def retry(self, key: str, task_id: str, delivery: str, *, lease: int, copies: bool) -> None:
@@ -461,6 +488,7 @@ class Model:
             lease=self.now + lease,
             copies=task["copies"] or copies,
         )
+        self.look_after(key)
 
     def finish(
         self,
@@ -472,27 +500,36 @@ class Model:
         retention: int,
         mark_for: int,
         later: bool,
-    ) -> tuple[str, bool, int]:
-        """The verdict, whether settle is asked for, and the duplicates absorbed."""
+        run_lease: int,
+    ) -> tuple[str, bool, int, bool]:
+        """The verdict, whether settle is asked for, the duplicates absorbed, and whether it is
+        followed."""
         task = self.task(key, task_id)
         if task is None or self._is_over(task) or task["delivery"] not in (None, delivery):
-            return "not_yours", False, 0
+            return "not_yours", False, 0, False
         if task["ending"]:  # told twice
-            return "ended", True, task["duplicates"]
+            return "ended", True, task["duplicates"], self.is_followed(key, task_id)
         if task["state"] == "pending":  # the store never heard that it was published
             if state == "cancelled":
                 self._bring_back(task, mark_for)
             else:
                 self._finalise(key, task_id, mark_for)  # it ran
-        if later or task["copies"]:
+        followed = self.is_followed(key, task_id)
+        self._forget_follower(key, task_id)
+        if later or task["copies"] or followed:
             task.update(state=state, ending=True, delivery=delivery)
+            if followed:
+                alive = max(task["delivery_lease"] or 0, self.now + run_lease)
+                task["delivery_lease"] = alive
             if state in task["keep"]:  # a promise that holds if nobody lives to settle it
                 until = task["window_ends"]
                 until = self.now + retention if until is None else until
                 task["lease"] = max(task["lease"], until)
-            return "ended", True, task["duplicates"]
+            self.look_after(key)
+            return "ended", True, task["duplicates"], followed
         self._end(task, state, retention)
-        return "ended", False, task["duplicates"]
+        self.look_after(key)
+        return "ended", False, task["duplicates"], False
 
     def settle(
         self,
@@ -511,6 +548,7 @@ class Model:
         if again or task["copies"]:
             self._set_mark(key, task_id, "done", mark_for)
         self._end(task, state, retention)
+        self.look_after(key)
 
     def _end(self, task: Task, state: str, retention: int) -> None:
         """A final state that the policy names is kept until the window (or retention) ends."""

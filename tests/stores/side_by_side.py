@@ -21,6 +21,7 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
+from celery_unique.stores.following import Following
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, State, TaskEntry, letters
 from tests.stores.factories import MINUTE, fresh_key
 from tests.stores.model import FINAL, Answer, Model
@@ -92,10 +93,16 @@ class SideBySide:
             again=call["again"],
             parent=call["parent"] or "",
             max_wait_ms=self.milliseconds(call["max_wait"]),
+            join=f"message of {task_id}" if call["join"] else "",
         )
 
     def _compare_acquired(self, key: str, task_id: str, call: Call, reply: Acquired) -> None:
         answer = self.model.acquire(key, task_id, **call)
+        if answer.outcome == "duplicate" and call["join"] and reply.holder is not None:
+            # Which of them it is depends on the holder that the store has chosen.
+            answer.outcome = self.model.outcome_of_joining(
+                key, task_id, call["arguments"], reply.holder.task_id
+            )
         assert reply.outcome == answer.outcome
         assert self.minutes(reply.now) == self.model.now
         if answer.outcome == "created":
@@ -118,7 +125,18 @@ class SideBySide:
             holder["lease"],
             holder["arguments"],
         )
+        if answer.asked_before:
+            return
         self.model.count_duplicate(key, reply.holder.task_id)
+        if answer.outcome == "joined":
+            self.model.join(
+                key,
+                task_id,
+                reply.holder.task_id,
+                keep=call["states"] & set(FINAL),
+                kept_for=call["window"] if call["keep_for"] is None else call["keep_for"],
+                arguments=call["arguments"],
+            )
 
     def _compare_place(self, key: str, task_id: str, reply: Acquired, answer: Answer) -> None:
         assert reply.holder is None
@@ -254,10 +272,19 @@ class SideBySide:
     ) -> None:
         """``times``: how long an end without a window is kept, and a done mark."""
         retention, mark_for = times
+        run_lease = 5
 
         reply = self.store.finish(
             key,
-            Finish(task_id, delivery, State(state), retention * MINUTE, mark_for * MINUTE, later),
+            Finish(
+                task_id,
+                delivery,
+                State(state),
+                retention * MINUTE,
+                mark_for * MINUTE,
+                later,
+                run_lease * MINUTE,
+            ),
         )
 
         expected = self.model.finish(
@@ -268,9 +295,12 @@ class SideBySide:
             retention=retention,
             mark_for=mark_for,
             later=later,
+            run_lease=run_lease,
         )
         assert reply == Finished(*expected)  # type: ignore[arg-type]
-        self.count(f"finish: {reply.verdict}{', settle' if reply.settle else ''}")
+        how = ", settle" if reply.settle else ""
+        how += ", followed" if reply.followers else ""
+        self.count(f"finish: {reply.verdict}{how}")
 
     def settle(
         self, key: str, task_id: str, delivery: str, state: str, times: tuple[int, int], again: bool
@@ -298,6 +328,40 @@ class SideBySide:
         self.model.forget(key, task_id)
         self.count("forget")
 
+    # -- followers ----------------------------------------------------------
+
+    def complete_follower(self, key: str, follower_id: str) -> None:
+        self.store.complete_follower(key, follower_id)
+
+        known = self.model.stop_following(key, follower_id)
+        self.count(f"complete_follower: {'done' if known else 'unknown'}")
+
+    def due(self) -> None:
+        due = set(self.store.due(limit=100_000)) & set(self.keys)
+
+        assert due == self.model.keys_due()
+        self.count(f"due: {len(due)}")
+
+    def reap(self, key: str, reaper: str, claim_for: int) -> None:
+        orphans = self.store.reap(key, reaper, claim_for * MINUTE)
+
+        expected = self.model.reap(key, reaper, claim_for)
+        assert {o.follower_id: (o.holder, o.promoted, o.fate) for o in orphans} == expected
+        assert all(orphan.message == f"message of {orphan.follower_id}" for orphan in orphans)
+        assert [o.promoted for o in orphans] == sorted((o.promoted for o in orphans), reverse=True)
+        self.count(f"reap: {'orphans' if orphans else 'none'}")
+
+    def promote(self, key: str, follower_id: str, reaper: str, grace: int, mark_for: int) -> None:
+        verdict = self.store.promote(key, follower_id, reaper, grace * MINUTE, mark_for * MINUTE)
+
+        promotion = self.model.promote(key, follower_id, reaper, grace)
+        assert verdict == promotion.verdict
+        if verdict == "follows":
+            follows = dict(self.store.followers(key))[follower_id].holder
+            assert follows in promotion.may_be_followed
+            self.model.follow(key, follower_id, follows, mark_for)
+        self.count(f"promote: {verdict}")
+
     # -- the records --------------------------------------------------------
 
     def compare_records(self) -> None:
@@ -313,6 +377,28 @@ class SideBySide:
             }
             # A record that was forgotten in between begins without a token.
             assert record.token in (0, self.tokens[key][-1])
+            self._compare_following(key, record.following)
+
+    def _compare_following(self, key: str, following: Following | None) -> None:
+        expected = self.model.followers_of(key)
+        if following is None:
+            assert expected == []
+            return
+        seen = self.store.followers(key)
+        assert {i: (one.holder, one.promoted) for i, one in seen} == {
+            one["id"]: (one["holder"], one["promoted"]) for one in expected
+        }
+        joined_at = {one["id"]: one["joined_at"] for one in expected}
+        assert [joined_at[i] for i, _ in seen] == sorted(joined_at.values())
+        assert sum(g.count for g in following.groups.values()) + len(following.promoted) == len(
+            seen
+        )
+        reaper, until = self.model.claims.get(key, ("", None))
+        assert (
+            self.minutes(following.due_at),
+            following.reaper,
+            self.minutes(following.reaper_until),
+        ) == (self.model.due[key], reaper, until)
 
     def _seen_mark(self, mark: Mark) -> tuple[str, float | None, str | None]:
         return mark.kind, self.minutes(mark.until), mark.by or None

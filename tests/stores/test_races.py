@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_unique.stores import open_store
 from tests.stores.racing import (
     PROCESSES,
     Attempt,
@@ -23,6 +24,7 @@ from tests.stores.racing import (
     tokens_out_of_order,
     wrong_rounds,
 )
+from tests.stores.racing_followers import Asked, joining_racer, lost_followers
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -99,7 +101,42 @@ def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
     assert tokens_out_of_order(calls) == []
 
 
+@pytest.mark.slow
+def test_no_call_that_joins_is_lost_while_the_holder_ends(
+    racers: Racers,
+    raced_url: str,
+    request: pytest.FixtureRequest,
+    report: Callable[[str], None],
+) -> None:
+    began = time.monotonic()
+
+    rounds = racers.race(joining_racer, raced_url, "joining", rounds=20)
+
+    took_s = time.monotonic() - began
+    figures: Counter[str] = Counter()
+    store = open_store(raced_url, timeout_s=30.0)
+    lost = lost_followers(store, "joining", rounds, figures)
+    store.close()
+    told = ", ".join(f"{what} {count}" for what, count in sorted(figures.items()))
+    report(
+        f"joining on {request.node.callspec.id}: {PROCESSES - 1} processes while one ends the "
+        f"holder, {len(rounds)} rounds, {sum(figures.values())} calls: {told}; "
+        f"{len(lost)} lost; {took_s:.1f} s"
+    )
+    assert lost == []
+    assert figures["joined and completed by the worker"] > 0
+    assert figures["created"] > 0
+
+
 # -- the checks can fail ------------------------------------------------------
+
+
+def test_a_follower_that_nobody_can_find_is_noticed() -> None:
+    store = open_store("memory://")
+    worker = Call(0, 1, [])
+    told = Call(0, 1, [Asked("f", "joined", "holder")])
+
+    assert lost_followers(store, "race", [[worker, told]], Counter()) != []
 
 
 @pytest.mark.slow

@@ -26,8 +26,9 @@ KEY = "1:5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"
 
 #: Names and arguments that JSON and Lua's JSON write differently.
 NAMES = ["shop.rebuild", "", "größe/量\"\\'", "a b\n"]
-IDS = ["a", "b", "c", "ä:1"]
+IDS = ["a", "b", "c", "d", "ä:1"]
 DELIVERIES = ["", "d1", "d2", "d3"]
+REAPERS = ["w1", "w1", "w2"]
 STRATEGIES = ["ignore", "ignore", "reject", "replace", "replace_except_schedule", "rerun"]
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 
@@ -47,6 +48,8 @@ class Acts:
         kinds = [self.acquire] * 4 + [self.start] * 3 + [self.finish] * 3 + [self.confirm] * 2
         kinds += [self.give_back, self.help, self.cancel, self.release, self.renew, self.retry]
         kinds += [self.forget, self.settle, self.settle, self.acquire_many, self.wait, self.wait]
+        kinds += [self.join, self.join, self.complete_follower, self.reap, self.reap]
+        kinds += [self.promote, self.promote, self.followers]
         return self._random.choice(kinds)()
 
     def acquire(self) -> Act:
@@ -76,6 +79,28 @@ class Acts:
             arguments=pick(["", "", "f1/ü"]),
             again=pick([False, False, True]),
         )
+
+    def join(self) -> Act:
+        claim = replace(self._claim(), states="pswrtcdx", on_conflict="ignore", parent="")
+        claim = replace(claim, join=f'"{claim.task_name}"\n{claim.task_id}')
+        return lambda store: store.acquire(KEY, claim)
+
+    def complete_follower(self) -> Act:
+        task_id = self._id()
+        return lambda store: store.complete_follower(KEY, task_id)
+
+    def reap(self) -> Act:
+        reaper, claim_ms = self._random.choice(REAPERS), self._duration()
+        return lambda store: (store.reap(KEY, reaper, claim_ms), store.due())
+
+    def promote(self) -> Act:
+        task_id, reaper = self._id(), self._random.choice(REAPERS)
+        grace, mark = self._duration(), self._duration()
+        return lambda store: store.promote(KEY, task_id, reaper, grace, mark)
+
+    def followers(self) -> Act:
+        holder = self._random.choice([None, self._id()])
+        return lambda store: store.followers(KEY, holder)
 
     def forget(self) -> Act:
         task_id = self._id()
@@ -145,6 +170,7 @@ class Acts:
             retention_ms=pick([0, self._duration()]),
             mark_ms=self._duration(),
             settle_later=self._random.random() < 0.4,
+            run_lease_ms=pick([0, self._duration()]),
         )
 
     def wait(self) -> Act:
@@ -176,7 +202,7 @@ def plain(value: Any) -> Any:
         return plain(asdict(value))
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list) else value
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def about(value: Any) -> Any:
@@ -222,4 +248,5 @@ def test_every_act_leaves_the_same_record_and_reply_as_in_python(
             where = f"act {number} of seed {seed}"
             assert replies[1] == about(replies[0]), where
             assert actual == about(expected), where
+            assert lua.followers(KEY) == python.followers(KEY), where
         lua.close()

@@ -22,7 +22,8 @@ DELIVERIES = st.sampled_from(["d1", "d2"])
 SPANS = st.sampled_from([1, 40, 100, 1000])
 STATES = st.sampled_from(["pswrt", "pswrtc", "psw", "r", "w", "s", "p", "t", "cdx", "wrd", ""])
 TERMINAL = st.sampled_from([State.COMPLETED, State.DISCARDED, State.CANCELLED])
-FINISHES = st.builds(Finish, IDS, DELIVERIES, TERMINAL, SPANS, SPANS, st.booleans())
+FINISHES = st.builds(Finish, IDS, DELIVERIES, TERMINAL, SPANS, SPANS, st.booleans(), SPANS)
+REAPERS = st.sampled_from(["w1", "w1", "w2"])
 
 
 def act(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -46,6 +47,18 @@ CLAIMS = st.builds(
     keep=st.sampled_from(["", "c", "cdx"]),
     arguments=st.sampled_from(["", "f00d"]),
     again=st.sampled_from([False, False, False, True]),
+    join=st.sampled_from(["", "", "its message"]),
+)
+FOLLOWERS = st.sampled_from(["f", "g", "a"])
+TO_JOIN = st.builds(
+    Claim,
+    task_id=FOLLOWERS,
+    task_name=st.just("shop.rebuild"),
+    states=st.just("pswrt"),
+    grace_ms=SPANS,
+    keep=st.sampled_from(["", "c"]),
+    window_ms=st.sampled_from([0, 500]),
+    join=st.sampled_from(["one", 'other "\u2713"\n']),
 )
 ACTS = st.one_of(
     act("acquire", CLAIMS),
@@ -77,6 +90,12 @@ ACTS = st.one_of(
     act("settle", FINISHES, st.booleans()),
     act("later", st.sampled_from([0, 1, 39, 40, 60, 1000])),
     act("sweep"),
+    act("acquire", TO_JOIN),
+    act("acquire", TO_JOIN),
+    act("complete_follower", FOLLOWERS),
+    act("followers", st.one_of(st.none(), IDS)),
+    act("reap", REAPERS, SPANS),
+    act("promote", FOLLOWERS, REAPERS, SPANS, SPANS),
 )
 
 
@@ -111,8 +130,8 @@ def compare(steps: list[tuple[Any, ...]], key: str, clock: Clock, store: SqlStor
             clock.us += step[1] * 1000
             continue
 
-        expected = play(plain, key, step), plain.read(key)
-        actual = play(store, key, step), store.read(key)
+        expected = play(plain, key, step), plain.read(key), plain.followers(key)
+        actual = play(store, key, step), store.read(key), store.followers(key)
 
         for answer in (expected, actual):
             answer[1][0].token = 0  # of a record that is gone: kept by one, not by the other
@@ -126,7 +145,11 @@ def check_row(store: SqlStore, key: str) -> None:
     row = store._database.run(lambda session: store._row(session, store._statements.see, key))
     if row.record is None:
         return
-    tasks = Record.loads(row.record).tasks
+    record = Record.loads(row.record)
+    tasks = record.tasks
+    due = store._keys(store._statements.due, {"batch": 10_000})
+    waits = record.following is not None and record.following.due_at <= row.now
+    assert (key in due) == waits
     assert row.conflicts == 0 or len(tasks) == 1
     if row.holder_state != "-":
         (task,) = tasks.values()

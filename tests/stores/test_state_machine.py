@@ -66,6 +66,7 @@ CALLS = st.fixed_dictionaries(
         "again": st.sampled_from([False, False, True]),
         "parent": st.none() | st.none() | st.sampled_from(IDS),
         "max_wait": WINDOWS,
+        "join": st.just(False),
     }
 )
 HEADERS = st.fixed_dictionaries(
@@ -110,6 +111,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
     out of each history, and the deeper states need most of them.
     """
 
+    acts: Sequence[tuple[str, Sequence[str]]] = tuple(ACTS.items())
+    ids: Sequence[str] = IDS
+
     def __init__(self, store: LockStore, figures: Counter[str]) -> None:
         super().__init__()
         self.both = SideBySide(store, figures)
@@ -143,7 +147,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        possible = [act for act, needs in ACTS.items() if not needs or self._subjects(needs)]
+        possible = [act for act, needs in self.acts if not needs or self._subjects(needs)]
         name = data.draw(st.sampled_from(possible), label="act")
         act: Callable[[Draw], None] = getattr(self, f"_{name}")
         act(data.draw)
@@ -163,7 +167,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if found and draw(AIMED):
             subject: tuple[str, str] = draw(st.sampled_from(found))
             return subject
-        return self._key(draw), draw(st.sampled_from(IDS))
+        return self._key(draw), draw(st.sampled_from(self.ids))
 
     def _key(self, draw: Draw) -> str:
         """One key gets most of the acts, so that they meet; they must not touch the other."""
@@ -178,7 +182,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     # -- acts of the caller -------------------------------------------------
 
     def _acquire(self, draw: Draw) -> None:
-        self.both.acquire(self._key(draw), draw(st.sampled_from(IDS)), draw(CALLS))
+        self.both.acquire(self._key(draw), draw(st.sampled_from(self.ids)), draw(CALLS))
 
     def _acquire_many(self, draw: Draw) -> None:
         claims = [
@@ -197,7 +201,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.both.help(*self._subject(draw, ACTS["help"]))
 
     def _cancel(self, draw: Draw) -> None:
-        self.both.cancel(*self._subject(draw, ANY_STATE), draw(DURATIONS))
+        self.both.cancel(*self._subject(draw, ["follower", *ANY_STATE]), draw(DURATIONS))
 
     def _release(self, draw: Draw) -> None:
         key, task_id = self._subject(draw, ACTS["release"])
@@ -206,7 +210,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     # -- acts of the worker -------------------------------------------------
 
     def _start(self, draw: Draw) -> None:
-        key, task_id = self._subject(draw, [*ANY_STATE, *MARKS])
+        key, task_id = self._subject(draw, ["follower", *ANY_STATE, *MARKS])
         delivery = self._delivery(draw, key, task_id)
         leases = draw(DURATIONS), draw(DURATIONS), draw(DURATIONS)
         self.both.start(key, task_id, delivery, leases, draw(HEADERS))
@@ -244,10 +248,10 @@ BUDGET = {"memory": (150, 40), "sqlite": (80, 30)}
 SERVER_BUDGET = (100, 40)
 
 
-def _settings(kind: str) -> settings:
+def budget(kind: str, share: float = 1.0) -> settings:
     histories, acts = BUDGET.get(kind, SERVER_BUDGET)
     return settings(
-        max_examples=int(os.environ.get("STATE_MACHINE_EXAMPLES", histories)),
+        max_examples=int(os.environ.get("STATE_MACHINE_EXAMPLES", histories * share)),
         stateful_step_count=acts,
         database=None,
         deadline=None,
@@ -256,11 +260,16 @@ def _settings(kind: str) -> settings:
     )
 
 
-def _check(store: LockStore, kind: str, settings: settings) -> Counter[str]:
+def check(
+    store: LockStore,
+    kind: str,
+    settings: settings,
+    about: type[StoreAgainstModel] = StoreAgainstModel,
+) -> Counter[str]:
     figures: Counter[str] = Counter()
 
     def machine() -> StoreAgainstModel:
-        return StoreAgainstModel(store, figures)
+        return about(store, figures)
 
     if "STATE_MACHINE_EXAMPLES" not in os.environ:
         # The same seed on every run, and another one on every store.
@@ -269,20 +278,32 @@ def _check(store: LockStore, kind: str, settings: settings) -> Counter[str]:
     return figures
 
 
-@pytest.mark.timeout(0 if "STATE_MACHINE_EXAMPLES" in os.environ else 120)
+def told(figures: Counter[str], kind: str) -> str:
+    histories, acts = figures.pop("histories"), figures.pop("acts")
+    rarest = ", ".join(f"{what} {count}" for what, count in figures.most_common()[:-5:-1])
+    return (
+        f"state machine on {kind}: {histories} histories, {acts} acts, "
+        f"{len(figures)} kinds of answer (rarest: {rarest}), no difference from the model"
+    )
+
+
+TIME_LIMIT = pytest.mark.timeout(0 if "STATE_MACHINE_EXAMPLES" in os.environ else 120)
+pytestmark = TIME_LIMIT
+
+
 def test_the_store_answers_as_the_model_does(
     store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
 ) -> None:
     kind = request.node.callspec.id
 
-    figures = _check(store, kind, _settings(kind))
+    figures = check(store, kind, budget(kind))
 
-    histories, acts = figures.pop("histories"), figures.pop("acts")
-    rarest = ", ".join(f"{what} {count}" for what, count in figures.most_common()[:-5:-1])
-    report(
-        f"state machine on {kind}: {histories} histories, {acts} acts, "
-        f"{len(figures)} kinds of answer (rarest: {rarest}), no difference from the model"
-    )
+    report(told(figures, kind))
+
+
+UNTIL_THE_FIRST_DIFFERENCE = settings(
+    budget("memory"), max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False
+)
 
 
 @pytest.mark.slow
@@ -290,9 +311,5 @@ def test_the_store_answers_as_the_model_does(
 def test_the_machine_finds_a_store_that_leaves_a_rule_out(
     broken: type[BrokenStore | broken_replacing.BrokenReplacing],
 ) -> None:
-    until_the_first_difference = settings(
-        _settings("memory"), max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False
-    )
-
     with pytest.raises(AssertionError):
-        _check(broken(), broken.__name__, until_the_first_difference)
+        check(broken(), broken.__name__, UNTIL_THE_FIRST_DIFFERENCE)

@@ -164,6 +164,6 @@ def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
     if was_known:
         task.flag("m")
     record.tasks[claim.task_id] = task
-    stop_following(record, claim.task_id, now)
+    stop_following(record, claim.task_id)
     look_after(record, now)
     return task

@@ -11,8 +11,10 @@ from celery_unique.stores.record import Record
 
 def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
     """The call follows the holder, whomever it followed before."""
-    stop_following(record, claim.task_id, now)
-    following = record.following = record.following or Following()
+    stop_following(record, claim.task_id)
+    if record.following is None:
+        record.following = Following()
+    following = record.following
     joined = Joined(
         following.group_for(holder),
         now,
@@ -37,14 +39,12 @@ def attached_to(record: Record, follower_id: str, now: int) -> str:
     return holder if orphaned_at(record, holder, now) > now else ""
 
 
-def stop_following(record: Record, follower_id: str, now: int) -> None:
+def stop_following(record: Record, follower_id: str) -> None:
     """It has its result, or is on its own: a task that is published, runs or has ended."""
     following = record.following
     joined = record.followers.pop(follower_id, None) if following else None
-    if following is None or joined is None:
-        return
-    leave_group(following, follower_id, joined)
-    look_after(record, now)
+    if following is not None and joined is not None:
+        leave_group(following, follower_id, joined)
 
 
 def leave_group(following: Following, follower_id: str, joined: Joined) -> None:
@@ -81,7 +81,9 @@ def is_followed(record: Record, task_id: str) -> bool:
 
 def complete_follower(record: Record, follower_id: str, now: int) -> None:
     record.purge(now)
-    stop_following(record, follower_id, now)
+    if record.following is not None and follower_id in record.followers:
+        stop_following(record, follower_id)
+        look_after(record, now)
 
 
 def followers_of(record: Record, holder: str | None, now: int) -> list[tuple[str, Follower]]:

@@ -22,7 +22,7 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
     task.state = "w"
     task.lease = max(now, task.eta) + lease_ms
     finalise(record, task_id, now + lease_ms)
-    stop_following(record, task_id, now)  # it was promoted: its message is out
+    stop_following(record, task_id)  # it was promoted: its message is out
     look_after(record, now)
 
 
@@ -62,7 +62,7 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
             return "active"
         bring_back(record, task_id, now + mark_ms)
         del record.tasks[task_id]
-        stop_following(record, task_id, now)
+        stop_following(record, task_id)
     mark = record.marks.get(task_id)
     follows = record.following is not None and task_id in record.followers
     if follows:

@@ -45,7 +45,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     task.lease = now + (start.run_lease_ms if lost else start.lease_ms)
     task.token = record.token
     finalise(record, start.task_id, now + start.mark_ms)
-    stop_following(record, start.task_id, now)  # it runs itself
+    stop_following(record, start.task_id)  # it runs itself
     look_after(record, now)
     return Started("run", task.token, lost)
 
@@ -89,7 +89,7 @@ def renew(record: Record, held: Held, now: int) -> bool:
         if pending:
             task.state = "w"  # a message in hand has been published
             finalise(record, held.task_id, now + held.lease_ms)
-            stop_following(record, held.task_id, now)
+            stop_following(record, held.task_id)
             look_after(record, now)
     return task is not None or mark is not None
 
@@ -121,7 +121,7 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
     if task.state == "p":
         _end_limbo(record, finish, now)
         followed = is_followed(record, finish.task_id)
-    stop_following(record, finish.task_id, now)
+    stop_following(record, finish.task_id)
     if finish.settle_later or task.copies or followed:
         # Callers see the final state from here on, but the record stays until the
         # result is stored: a redelivery in between must still find it.
@@ -136,6 +136,7 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
         return Finished("ended", True, task.duplicates, followed)
     duplicates = task.duplicates
     _conclude(record, finish, now)
+    look_after(record, now)
     return Finished("ended", False, duplicates)
 
 

@@ -3,7 +3,7 @@
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 id of the follower (times in ms)
 -- Returns  1 forgotten, 0 there was none
-local known = follower(ARGV[2])
-
+if not follower(ARGV[2]) then return 0 end
 stop_following(ARGV[2])
-return known and 1 or 0
+look_after()
+return 1

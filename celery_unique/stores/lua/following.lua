@@ -93,7 +93,6 @@ local function stop_following(id)
   if not facts then return end
   redis.call("HDEL", KEYS[2], id)
   leave_group(id, facts)
-  look_after()
 end
 
 -- The call follows the holder, whomever it followed before.
