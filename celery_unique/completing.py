@@ -15,7 +15,7 @@ from typing import Any
 
 from celery import group, states
 from celery._state import pop_current_task, push_current_task
-from celery.app.task import Context, get_actual_ignore_result
+from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.exceptions import BackendError, TaskRevokedError
 from kombu.exceptions import OperationalError
@@ -81,8 +81,10 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
         except Exception as error:
             if _may_work_later(backend, error):
                 raise
-            logger.exception("%s[%s] could not be completed and fails", call.name, call.task_id)
-            _fail(backend, task, request, Outcome(states.FAILURE, error))
+            # It would not work the next time either: said once, and nobody waits for it.
+            logger.exception("%s[%s] could not be completed", call.name, call.task_id)
+            if outcome.state == states.SUCCESS:
+                _fail(backend, task, request, Outcome(states.FAILURE, error), call_errbacks=False)
 
 
 def _end(app: Any, backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
@@ -90,12 +92,13 @@ def _end(app: Any, backend: Any, task: Any, request: Context, outcome: Outcome) 
         _fail(backend, task, request, outcome)
         return
     _send_on(app, request, outcome.value)
-    ignored = get_actual_ignore_result(task, request) if task is not None else False
-    backend.mark_as_done(request.id, outcome.value, request, not ignored)
+    backend.mark_as_done(request.id, outcome.value, request, not _is_ignored(task, request))
 
 
-def _fail(backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
-    ignored = get_actual_ignore_result(task, request) if task is not None else False
+def _fail(
+    backend: Any, task: Any, request: Context, outcome: Outcome, *, call_errbacks: bool = True
+) -> None:
+    stored = not _is_ignored(task, request) or getattr(task, "store_errors_even_if_ignored", False)
     # A revoked task leaves the rest of its chain waiting in Celery; a follower's rest ends
     # with it. Error callbacks are for failures alone, as in Celery.
     backend.mark_as_failure(
@@ -103,10 +106,16 @@ def _fail(backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
         outcome.value,
         outcome.traceback,
         request=request,
-        store_result=not ignored or bool(task.store_errors_even_if_ignored),
-        call_errbacks=outcome.state == states.FAILURE,
+        store_result=stored,
+        call_errbacks=call_errbacks and outcome.state == states.FAILURE,
         state=outcome.state,
     )
+
+
+def _is_ignored(task: Any, request: Context) -> bool:
+    """What the call says of its result, or else the task."""
+    said = request.__dict__.get("ignore_result")
+    return bool(getattr(task, "ignore_result", False) if said is None else said)
 
 
 def _send_on(app: Any, request: Context, value: Any) -> None:

@@ -180,7 +180,11 @@ def _await_reply(runtime: Runtime, task_id: str, options: Mapping[str, Any]) -> 
     """The queue for replies must be there before the holder can end: Celery declares it
     when it publishes, and a follower is not published."""
     app = runtime.app
-    with app.producer_or_acquire(options.get("producer") or options.get("publisher")) as producer:
+    given = options.get("producer") or options.get("publisher")
+    with (
+        app.producer_or_acquire(given) as producer,
+        producer.connection._reraise_as_library_errors(),  # as where Celery declares it
+    ):
         app.backend.on_task_call(producer, task_id)
 
 

@@ -47,9 +47,10 @@ class UniqueResult(_Facts, AsyncResult):
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Revoke the task that does the work. Its key is free at once if it has not started.
 
-        A duplicate has no task of its own: this revokes the holder, for everybody.
+        A duplicate has no task of its own: this revokes the holder, for everybody. One that
+        has joined the holder under its own id is revoked alone.
         """
-        if self.deduplicated:
+        if self.deduplicated and self.outcome != "joined":
             logger.warning(
                 "revoking task %s, which other calls share: this result is a duplicate", self.id
             )

@@ -64,8 +64,16 @@ def cancel(runtime: Runtime, key: str, task_id: str) -> bool:
         reports.released(runtime.app, name, task_id, key, str(State.CANCELLED))
     if cancelled and record.following:
         # Whoever follows it is revoked with it; or it was itself a follower.
-        runtime.in_background(lambda: look_after(runtime, key))
+        runtime.in_background(lambda: _tell_followers(runtime, key))
     return cancelled
+
+
+def _tell_followers(runtime: Runtime, key: str) -> None:
+    try:
+        look_after(runtime, key)
+    except Exception:
+        # The task is revoked all the same: a worker tells its followers when it looks next.
+        logger.warning("who follows a revoked task is not told yet", exc_info=True)
 
 
 def _search(runtime: Runtime, task_id: str, began: float) -> str | None:

@@ -99,34 +99,46 @@ class _Round:
 
     def go_through(self, orphans: list[Orphan]) -> bool:
         """Whether it is worth asking for more at once."""
+        progress = False
         for orphan in orphans:
             if time.monotonic() > self._claimed_until:
-                return True  # claim the rest anew, before another does
-            if orphan.holder not in self._left and not self._take_care_of(orphan):
+                break  # claim the rest anew, before another does
+            call = self._call_of(orphan)
+            if call is None or orphan.holder in self._left:
+                continue
+            if not self._take_care_of(orphan, call):
                 return False
-        return True
+            progress = True
+        return progress
 
-    def _take_care_of(self, orphan: Orphan) -> bool:
-        outcome = self._outcome_for(orphan)
+    def _call_of(self, orphan: Orphan) -> FollowerCall | None:
+        """One that cannot be read here must not keep the others waiting."""
+        try:
+            return FollowerCall.loads(self._runtime.app, orphan.message)
+        except Exception:
+            logger.exception("the message of task %s cannot be read here", orphan.follower_id)
+            return None
+
+    def _take_care_of(self, orphan: Orphan, call: FollowerCall) -> bool:
+        outcome = self._outcome_for(orphan, call)
         if outcome is not None:
             return _complete(self._runtime, self._key, orphan.follower_id, orphan.message, outcome)
-        return self._promote(orphan)
+        self._promote(orphan, call)
+        return True
 
-    def _outcome_for(self, orphan: Orphan) -> Outcome | None:
+    def _outcome_for(self, orphan: Orphan, call: FollowerCall) -> Outcome | None:
         """What its task came to, if anybody knows. A promoted one is its own task: it may
         have run without telling the store."""
         if orphan.holder not in self._outcomes:
-            call = FollowerCall.loads(self._runtime.app, orphan.message)
             outcome = stored_outcome(self._runtime.app, call.name, orphan.holder)
             if outcome is None and orphan.fate == "revoked":
                 outcome = Outcome.revoked()
             self._outcomes[orphan.holder] = outcome
         return self._outcomes[orphan.holder]
 
-    def _promote(self, orphan: Orphan) -> bool:
+    def _promote(self, orphan: Orphan, call: FollowerCall) -> None:
         """It becomes a task itself, and the others that followed its task follow it."""
         app, store, leases = self._runtime.app, self._holding.store, self._holding.leases
-        call = FollowerCall.loads(app, orphan.message)
         grace_ms = max(call.grace_ms, leases.grace_ms)
         verdict = store.promote(
             self._key, orphan.follower_id, self._reaper, grace_ms, leases.queue_ms
@@ -140,7 +152,6 @@ class _Round:
             call.publish(app)
             lease_ms = call.lease_ms + call.delay_ms(app)
             store.confirm(self._key, orphan.follower_id, lease_ms)
-        return True
 
 
 def end_with_followers(

@@ -28,7 +28,7 @@ from celery_unique.continuations import finishing
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.runtime import Runtime, runtime_of
-from celery_unique.sharing import end_with_followers
+from celery_unique.sharing import end_with_followers, look_after
 from celery_unique.stores.base import Started
 from celery_unique.stores.record import State
 from celery_unique.superseding import reason_of
@@ -368,6 +368,10 @@ class UniqueRequestMixin:
         self._give_back()
         with finishing():
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        if expired and not self._unique_unsettled and self.unique_lock is not None:
+            # Its lock has lapsed with it, but who follows it need not wait for that to be seen.
+            runtime, key = self._runtime, self.unique_lock.key
+            runtime.in_background(lambda: look_after(runtime, key))
         # Revoked by somebody, it is so for all who follow it. Nobody wanted it to expire.
         self._settle_if_unsettled(None if expired else Outcome.revoked(reason))
 

@@ -30,6 +30,9 @@ from tests.stores.racing import Racers
 
 TESTS = Path(__file__).parents[1]
 
+#: Every shape of canvas, on every pool and result backend.
+MATRIX = "test_shape_comes_to_what_it_does_without_uniqueness"
+
 #: Row -> file -> tests.
 PROVED_ELSEWHERE: dict[str, dict[str, list[str]]] = {
     "concurrent identical calls, over a thousand rounds": {
@@ -39,6 +42,29 @@ PROVED_ELSEWHERE: dict[str, dict[str, list[str]]] = {
         "stores/test_races.py": [
             "test_every_round_has_one_winner_whom_all_losers_name",
         ],
+    },
+    "chord or group with two equal members": {
+        "acceptance/canvas/test_canvas.py": [MATRIX],
+        "acceptance/canvas/shapes.py": [
+            "group_of_equals",
+            "chord_with_equal_header_members",
+        ],
+    },
+    "chord member that already runs elsewhere": {
+        "acceptance/canvas/test_canvas.py": [MATRIX],
+        "acceptance/canvas/shapes.py": ["chord_with_a_header_member_that_runs"],
+    },
+    "first link of a chain is a duplicate": {
+        "acceptance/canvas/test_canvas.py": [MATRIX],
+        "acceptance/canvas/shapes.py": ["chain_with_a_duplicate_head"],
+    },
+    "second link of a chain is a duplicate": {
+        "acceptance/canvas/test_canvas.py": [MATRIX],
+        "acceptance/canvas/shapes.py": ["chain_with_a_duplicate_in_the_middle"],
+    },
+    "link= on a duplicate": {
+        "acceptance/canvas/test_canvas.py": [MATRIX],
+        "acceptance/canvas/shapes.py": ["link", "link_error_with_a_failing_holder"],
     },
     "the broker is down at publish": {
         "integration/test_publish_failures.py": [

@@ -66,7 +66,9 @@ def test_the_names_in_all_are_sorted_and_there() -> None:
     assert [name for name in celery_unique.__all__ if not hasattr(celery_unique, name)] == []
 
 
-@pytest.mark.parametrize("name", ["install", "lookup", "manifest", "release", "time_bucket"])
+@pytest.mark.parametrize(
+    "name", ["apply_many", "install", "lookup", "manifest", "release", "time_bucket"]
+)
 def test_the_signature_on_the_page_is_the_functions(name: str) -> None:
     parameters = inspect.signature(getattr(celery_unique, name)).parameters.values()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, signature
+from celery.exceptions import Ignore
 
 import celery_unique
 from tests.acceptance.apps.props import Props
@@ -25,7 +26,7 @@ Define = Callable[..., Any]
 def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> Celery:
     """Locks, and what tests and tasks tell each other, are in Redis."""
     if backend == "django-db":
-        _set_up_django(Path(settings.pop("django_database")))
+        set_up_django(Path(settings.pop("django_database")))
     app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
         unique_store_url=redis_url,
@@ -86,6 +87,22 @@ def _define(app: Celery, task: Define, kind: str, unique: bool, props: Props) ->
         props.wait_for_word(tag, run=props.enter(f"{kind}-{tag}"))
         return "held"
 
+    @task(name=f"{kind}.limited", time_limit=1, **options)
+    def limited(tag: str) -> None:
+        props.enter(f"{kind}-{tag}")
+        props.wait_for_word(tag)
+
+    @task(name=f"{kind}.hold_late", acks_late=True, **options)
+    def hold_late(tag: str) -> str:
+        props.wait_for_word(tag, run=props.enter(f"{kind}-{tag}"))
+        return "held"
+
+    @task(name=f"{kind}.ignore_first", **options)
+    def ignore_first(tag: str) -> str:
+        if props.enter(f"{kind}-{tag}") == 1:
+            raise Ignore
+        return "the second"
+
     @task(name=f"{kind}.once", unique_states="until_success" if unique else None, **options)
     def once(tag: str, value: Any = 1) -> Any:
         """Still a duplicate's holder after its end."""
@@ -107,8 +124,8 @@ def _define_helpers(app: Celery, task: Define, props: Props) -> None:
         props.redis.rpush(f"noted:{where}", json.dumps(value))
 
     @task(name="note_error")
-    def note_error(failed_id: str, where: str) -> None:
-        props.redis.rpush(f"noted:{where}", json.dumps("an error"))
+    def note_error(failed_id: str) -> None:
+        props.redis.rpush(f"noted:{failed_id}", json.dumps("an error"))
 
     @task(name="where", bind=True)
     def where(self: Task, value: Any) -> list[Any]:
@@ -116,7 +133,7 @@ def _define_helpers(app: Celery, task: Define, props: Props) -> None:
         return [self.request.root_id, self.request.parent_id]
 
 
-def _set_up_django(database: Path) -> None:
+def set_up_django(database: Path) -> None:
     import django
     from django.conf import settings
 

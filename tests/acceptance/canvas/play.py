@@ -13,7 +13,7 @@ from celery import Celery
 from celery.result import GroupResult, ResultBase
 
 from tests.acceptance.canvas.app import KINDS, app_of_environment
-from tests.acceptance.canvas.shapes import HELD, RUNNING, SHAPES, WITH_CHORD, Cast
+from tests.acceptance.canvas.shapes import HANGS_IN_CELERY, HELD, RUNNING, SHAPES, Cast, shapes_for
 from tests.kit import eventually
 
 #: For everything together: a shape that hangs is told as such.
@@ -39,28 +39,33 @@ def outcome(result: Any, deadline: float) -> Any:
     return [result.state, value]
 
 
-def play(names: list[str]) -> dict[str, Any]:
+def play(backend: str) -> dict[str, Any]:
     app = app_of_environment()
     app.set_current()
-    together = [name for name in names if name not in RUNNING]
-    told = _play_together(app, together)
-    for name in names:
+    names = shapes_for(backend)
+    plays = [
+        (name, kind)
+        for name in names
+        for kind in KINDS
+        if kind == "unique" or (backend, name) not in HANGS_IN_CELERY
+    ]
+    told: dict[str, Any] = {name: {"plain": None} for name in names}
+    _play_together(app, [play for play in plays if play[0] not in RUNNING], told)
+    for name, kind in plays:
         if name in RUNNING:
-            told[name] = {kind: _play_running(app, name, kind) for kind in KINDS}
+            told[name][kind] = _play_running(app, name, kind)
     return told
 
 
-def _play_together(app: Celery, names: list[str]) -> dict[str, Any]:
+def _play_together(app: Celery, plays: list[tuple[str, str]], told: dict[str, Any]) -> None:
     """Everything is called before the first of the holders is let through to the worker."""
-    started = [(name, kind, *_start(Cast(app, kind), name)) for name in names for kind in KINDS]
+    started = [(name, kind, *_start(Cast(app, kind), name)) for name, kind in plays]
     deadline = time.monotonic() + PATIENCE_S
     for name, _, cast, _ in started:
         eventually(cast.is_joined, timeout=60, message=f"{name}: a duplicate is not called")
     app.control.add_consumer(HELD, reply=True)
-    told: dict[str, Any] = {name: {} for name in names}
     for name, kind, cast, made in started:
         told[name][kind] = _told(cast, made, deadline)
-    return told
 
 
 def _play_running(app: Celery, name: str, kind: str) -> dict[str, Any]:
@@ -90,7 +95,5 @@ def _told(cast: Cast, made: Any, deadline: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    target, without_chords = Path(sys.argv[1]), "--without-chords" in sys.argv
-    chosen = [name for name in SHAPES if not (without_chords and name in WITH_CHORD)]
-    target.write_text(json.dumps(play(chosen)))
+    Path(sys.argv[1]).write_text(json.dumps(play(sys.argv[2])))
     os._exit(0)  # results that unsubscribe while the interpreter ends say so at length
