@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,13 +31,13 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "key": keys.run,
     "new": calls.new,
     "duplicate": calls.duplicate,
-    "many": calls.many,
+    "worker": running.run,
     "commands": storage.commands,
     "memory": storage.memory,
     "server": server_cost.run,
     "renewal": storage.renewal,
     "growth": growth.run,
-    "worker": running.run,
+    "many": calls.many,
 }
 
 
@@ -51,19 +52,24 @@ def main(arguments: list[str] | None = None) -> int:
         path.write_text(json.dumps(document, indent=2) + "\n")
         print(f"\n{path}")
     missed = [goal for goal in document["goals"] if goal["verdict"] != "pass"]
-    return 1 if options.check and missed else 0
+    return 1 if document["failed"] or (options.check and missed) else 0
 
 
 def measured(sizes: Sizes, name: str, only: list[str]) -> dict[str, Any]:
     """The whole document of one run."""
     began, started, load_before = time.monotonic(), datetime.now(UTC), machine.load()
     results: dict[str, Any] = {}
+    failed: list[str] = []
     with stage(sizes) as shared:
         for missing in shared.missing:
             progress(f"{missing} is not installed and is left out: make bench installs it")
         for part in only:
             progress(f"[{time.monotonic() - began:4.0f} s] {part}")
-            results[part] = PARTS[part](shared)
+            try:
+                results[part] = PARTS[part](shared)
+            except Exception:  # noqa: BLE001  what other parts have measured is not lost over it
+                failed.append(part)
+                traceback.print_exc()
         left_out = shared.missing
     return {
         "started": started.isoformat(timespec="seconds"),
@@ -73,6 +79,7 @@ def measured(sizes: Sizes, name: str, only: list[str]) -> dict[str, Any]:
         "load_before": load_before,
         "load_after": machine.load(),
         "missing": left_out,
+        "failed": failed,
         "results": results,
         "goals": [goal.as_json() for goal in goals(results)],
     }

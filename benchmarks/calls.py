@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,12 +13,15 @@ from benchmarks.contenders import OURS, PLAIN, Contender
 from benchmarks.measuring import Samples, interleaved, median, progress, summary
 from benchmarks.stage import FLOOR, Stage, store_of
 
+#: No further round of many calls is begun after this.
+LONGEST_S = 120.0
+
 
 def new(stage: Stage) -> dict[str, Any]:
     """A call whose key is free, and a bare ``SET NX``."""
     acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
     for name, one in stage.all.items():
-        acts[name] = lambda _, one=one: one.call(next(stage.numbers))  # type: ignore[misc]
+        acts[name] = lambda _, one=one: one.call(next(stage.numbers))
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
     return _with_added(samples)
@@ -31,7 +35,7 @@ def duplicate(stage: Stage) -> dict[str, Any]:
             continue
         held = next(stage.numbers)
         one.call(held)
-        acts[name] = lambda _, one=one, held=held: one.call_again(held)  # type: ignore[misc]
+        acts[name] = lambda _, one=one, held=held: one.call_again(held)
     store_of(stage.ours).flush()
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
@@ -43,23 +47,24 @@ def many(stage: Stage) -> dict[str, Any]:
     ways: dict[str, Callable[[int], Any]] = {}
     for name in (PLAIN, OURS):
         one = stage.all[name]
-        ways[f"{name}: loop"] = lambda _, one=one: [  # type: ignore[misc]
+        ways[f"{name}: loop"] = lambda _, one=one: [
             signature.apply_async() for signature in _signatures(stage, one)
         ]
-        ways[f"{name}: group"] = lambda _, one=one: group(  # type: ignore[misc]
-            _signatures(stage, one)
-        ).apply_async()
+        ways[f"{name}: group"] = lambda _, one=one: group(_signatures(stage, one)).apply_async()
     apply_many = getattr(celery_unique, "apply_many", None)
     if apply_many is None:
         progress("this version has no celery_unique.apply_many: it is left out")
     else:
         ways[f"{OURS}: apply_many"] = lambda _: apply_many(_signatures(stage, stage.ours))
     samples: Samples = {name: [] for name in ways}
+    ends = time.monotonic() + LONGEST_S
     for number in range(stage.sizes.many_rounds):
         progress(f"{stage.sizes.many:,} calls in {len(ways)} ways, round {number + 1}")
         for name, times in interleaved(1, ways, warm_up=0).items():
             samples[name] += [took / stage.sizes.many for took in times]
         stage.forget_messages()
+        if time.monotonic() > ends:
+            break  # on a machine that is busy with other things
     told = _told(samples)
     for name, figures in told.items():
         plain = samples[f"{PLAIN}: group" if name.endswith("group") else f"{PLAIN}: loop"]

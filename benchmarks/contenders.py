@@ -116,7 +116,7 @@ def _heimdall(app: Celery, locks: str) -> Any:
     import redis
     from celery_heimdall import HeimdallTask
 
-    class InItsOwnDatabase(HeimdallTask):  # type: ignore[misc]
+    class InItsOwnDatabase(HeimdallTask):
         abstract = True
 
         def setup_redis(self) -> Any:

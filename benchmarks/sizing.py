@@ -18,7 +18,7 @@ def sections(document: dict[str, Any]) -> dict[str, str]:
     results = document["results"]
     if not {"server", "memory", "renewal", "new", "duplicate", "worker"} <= results.keys():
         return {}
-    return {"costs": _costs(results), "expect": _expect(results)}
+    return {"costs": _costs(results), "expect": _expect(results), "worked": _worked(results)}
 
 
 def _costs(results: dict[str, Any]) -> str:
@@ -57,6 +57,40 @@ def _costs(results: dict[str, Any]) -> str:
         ("R", "Redis, processor, one renewal", f"{renewal['server_cpu_ms'] * per_lock:.0f} us"),
     ]
     return table(("", "measured", "each"), rows)
+
+
+#: The fleet that is worked through: calls a second, share of duplicates, seconds that messages
+#: wait, bodies that run at once, run lease.
+FLEET = (500, 0.1, 300, 40, 60)
+
+
+def _worked(results: dict[str, Any]) -> str:
+    calls, share, waits, bodies, lease = FLEET
+    life, acts, bytes_of = (
+        results["server"]["life"],
+        results["server"]["acts"],
+        results["memory"]["bytes"],
+    )
+    tasks, refused = calls * (1 - share), calls * share
+    renewal = 1000 * results["renewal"]["server_cpu_ms"] / results["renewal"]["held"]
+    busy = tasks * life["server_cpu_us"] + refused * acts["duplicate"]["server_cpu_us"]
+    busy += 3 * bodies * renewal / lease
+    network = tasks * (life["bytes_in"] + life["bytes_out"])
+    memory = tasks * waits * bytes_of["waiting"] + bodies * bytes_of["active"]
+    added, again = results["new"][OURS]["added_us"], results["duplicate"][OURS]["median_us"]
+    rows = [
+        ("tasks a second", f"{calls} x (1 - {share})", f"{tasks:,.0f}"),
+        ("locks that wait", f"{tasks:,.0f} x {waits}", f"{tasks * waits:,.0f}"),
+        ("Redis, share of one core", "(1 - p) c L + p c d + 3 b R / l", f"{busy / 1e6:.1%}"),
+        ("Redis, network", "(1 - p) c B", f"{network / 1e6:.2f} MB/s"),
+        ("Redis, memory", "(1 - p) c w M + b A", f"{memory / 1e6:,.1f} MB"),
+        (
+            "callers, cores together",
+            "(1 - p) c N + p c D",
+            f"{(tasks * added + refused * again) / 1e6:.2f}",
+        ),
+    ]
+    return table(("what", "how", "comes to"), rows)
 
 
 def _worker_share(results: dict[str, Any]) -> float:

@@ -33,6 +33,10 @@ class Stage:
     def ours(self) -> Contender:
         return self.all[OURS]
 
+    def made_anew(self) -> dict[str, Contender]:
+        urls = self.broker.url(), self.locks.url()
+        return {name: contenders.make(name, *urls) for name in self.all}
+
     def forget_messages(self) -> None:
         for one in self.all.values():
             client = redis.Redis.from_url(self.broker.url(one.broker_db))
@@ -54,7 +58,8 @@ class Stage:
 def stage(sizes: Sizes) -> Iterator[Stage]:
     with server() as broker, server() as locks:
         names = contenders.installed()
-        made = {name: contenders.make(name, broker.url(), locks.url()) for name in names}
+        urls = broker.url(), locks.url()
+        made = {name: contenders.make(name, *urls) for name in names}
         missing = [name for name in contenders.CONTENDERS if name not in made]
         yield Stage(broker, locks, sizes, made, missing)
         for one in made.values():

@@ -77,7 +77,7 @@ def memory(stage: Stage) -> dict[str, Any]:
     with server() as own:
         store = open_store(own.url(), namespace="", timeout_s=120.0)
         try:
-            told = _Bytes(own, store, stage.sizes.locks).told()
+            told = Bytes(own, store, stage.sizes.locks).told()
         finally:
             store.close()
     told["rivals"] = {
@@ -88,7 +88,9 @@ def memory(stage: Stage) -> dict[str, Any]:
     return told
 
 
-class _Bytes:
+class Bytes:
+    """Fills a server with locks of each kind, and tells what one of them takes."""
+
     def __init__(self, own: Server, store: Any, locks: int) -> None:
         self._own = own
         self._store = store
@@ -105,7 +107,7 @@ class _Bytes:
             "waiting": self._of(self._locks, self._waiting),
             "waiting, long task name": self._of(fewer, self._waiting_long),
             "waiting, with duplicates": self._of(fewer, self._with_duplicates),
-            "active": self._of(fewer, self._active),
+            "active": self._of(fewer, self.active),
             "ended and kept": self._of(fewer, self._kept),
             "active, with a successor": self._of(fewer, self._with_successor),
             "waiting, with a tombstone": self._of(fewer, self._replacing),
@@ -153,7 +155,7 @@ class _Bytes:
         for _ in range(2):
             self._acquire([(key, str(uuid.uuid4())) for key, _ in pairs])
 
-    def _active(self, pairs: list[tuple[str, str]]) -> None:
+    def active(self, pairs: list[tuple[str, str]]) -> None:
         self._waiting(pairs)
         for number, (key, task_id) in enumerate(pairs):
             self._store.start(key, _start(task_id, number))
@@ -167,7 +169,7 @@ class _Bytes:
             self._store.finish(key, finish)
 
     def _with_successor(self, pairs: list[tuple[str, str]]) -> None:
-        self._active(pairs)
+        self.active(pairs)
         self._waiting([(key, str(uuid.uuid4())) for key, _ in pairs], on_conflict="rerun")
 
     def _replacing(self, pairs: list[tuple[str, str]]) -> None:
@@ -208,7 +210,7 @@ def renewal(stage: Stage) -> dict[str, Any]:
     with server() as own:
         store = open_store(own.url(), namespace="", timeout_s=120.0)
         pairs = [(key_of(str(n)), str(uuid.uuid4())) for n in range(count)]
-        _Bytes(own, store, count)._active(pairs)
+        Bytes(own, store, count).active(pairs)
         held = [
             Held(key, task_id, _start(task_id, n).delivery, RUN_MS, RUN_MS)
             for n, (key, task_id) in enumerate(pairs)

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from . import conflicts, reports
@@ -94,6 +95,10 @@ class UniqueTaskCoordinator:
         self._breaker = Breaker()
         self._published_here: OrderedDict[str, str] = OrderedDict()
 
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self.store.fingerprint()
+
     # -- the caller ----------------------------------------------------------
 
     def publish(self, attempt: Attempt, send: Send) -> Published:
@@ -163,7 +168,7 @@ class UniqueTaskCoordinator:
             task_id=task_id,
             key=attempt.key,
             namespace=self.settings.namespace,
-            store=self.store.fingerprint(),
+            store=self._fingerprint,
             created_at=created_at,
             window_ms=attempt.keep_ms or _window_ms(attempt.policy),
             keep=terminal_letters(letters(attempt.policy.states)),

@@ -16,7 +16,7 @@ local KEPT = 604800000  -- how long followers are kept beyond the time at which 
 local key, offset = KEYS[1], tonumber(ARGV[1])
 local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
 local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
-local following, shared_name
+local following
 
 -- Given only the record, as in a cluster that is moving the slot: no key may be named there that
 -- does not exist. It will do, unless the key has followers.
@@ -26,9 +26,10 @@ if not KEYS[2] then
   end
 end
 
--- A mark has less than four values. A task's empty values at the end are not stored, its lease
--- counts from its creation, and its name is that of the others, if empty. All this keeps a value
--- below the 64 bytes up to which Redis packs a hash tightly.
+-- A mark has less than four values. A task's empty values at the end are not stored.
+-- Its lease counts from its creation, and its name is that of the others, if empty. All this keeps
+-- a value below the 64 bytes up to which Redis packs a hash tightly.
+local shared_name
 for i = 1, #stored, 2 do
   local field, values = stored[i], nil
   if field == "n" then

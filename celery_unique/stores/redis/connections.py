@@ -168,16 +168,6 @@ class Connections:
             connection.disconnect()
 
 
-def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
-    """The commands as bytes. hiredis makes them of strings and numbers in one step; redis-py
-    looks at each argument before it asks hiredis."""
-    if pack_command is None:
-        return connection.pack_commands(commands)  # type: ignore[no-any-return]
-    if len(commands) == 1:
-        return [pack_command(commands[0])]
-    return [b"".join([pack_command(command) for command in commands])]
-
-
 class ConnectFailed(RedisError):
     """Not a Disconnected: nothing was sent, and another attempt would fail as well."""
 
@@ -197,6 +187,16 @@ def is_open(connection: Connection) -> bool:
         return not connection.can_read(0)
     except (Disconnected, TimedOut, OSError):
         return False
+
+
+def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
+    """The commands as bytes. hiredis makes them of strings and numbers in one step; redis-py
+    looks at each argument before it asks hiredis."""
+    if pack_command is None:
+        return connection.pack_commands(commands)  # type: ignore[no-any-return]
+    if len(commands) == 1:
+        return [pack_command(commands[0])]
+    return [b"".join([pack_command(command) for command in commands])]
 
 
 def set_deadline(connection: Connection, deadline: float) -> None:

@@ -18,7 +18,10 @@ class Script:
 
 def load(name: str, *before: str) -> Script:
     """An act behind the prelude, which reads the record for all of them."""
-    parts = ("prelude", *before, name)
+    return _load("prelude", *before, name)
+
+
+def _load(*parts: str) -> Script:
     text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts)
     # Comments and indentation stay at home: a one-way act is sent whole.
     body = re.sub(rb"(?m)^ *(--.*\n)?", b"", text)
@@ -30,6 +33,7 @@ FOLLOWING = "following"
 
 ACQUIRE = load("acquire", FOLLOWING)
 CONFIRM = load("confirm", FOLLOWING)
+CONFIRM_ALONE = _load("confirm_alone")
 GIVE_BACK = load("give_back", FOLLOWING)
 HELP = load("help")
 CANCEL = load("cancel", FOLLOWING)

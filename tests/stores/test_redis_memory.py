@@ -1,0 +1,37 @@
+"""What a lock takes in Redis, in bytes: counted, as ``used_memory`` tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.servers import server
+from benchmarks.storage import Bytes
+from celery_unique.stores import open_store
+
+pytestmark = pytest.mark.server
+
+#: Redis doubles its tables as keys grow: as full a table as that of 100,000 locks.
+LOCKS = 3_200
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[dict[str, Any]]:
+    with server() as own:
+        store = open_store(own.url(), namespace="", timeout_s=60.0)
+        yield Bytes(own, store, LOCKS).told()
+        store.close()
+
+
+def test_a_waiting_lock_takes_little_more_than_a_bare_set(told: dict[str, Any]) -> None:
+    assert told["times_bare"]["waiting"] <= 1.6
+
+
+@pytest.mark.parametrize("kind", ["waiting, long task name", "waiting, with duplicates"])
+def test_it_stays_packed_with_a_long_name_and_with_duplicates(
+    told: dict[str, Any], kind: str
+) -> None:
+    # A hash that Redis does not pack any more takes more than twice a bare SET.
+    assert told["times_bare"][kind] <= 1.8
