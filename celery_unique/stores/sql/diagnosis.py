@@ -25,7 +25,9 @@ def diagnose(session: Session, database: str, place: str) -> Diagnosis:
 
     if database == "sqlite":
         return _sqlite(session.execute(text(_SQLITE), {}).one(), place)
-    return _postgresql(session.execute(text(_POSTGRESQL), {}).one(), place)
+    if database == "postgresql":
+        return _postgresql(session.execute(text(_POSTGRESQL), {}).one(), place)
+    return Diagnosis("network", {"server": database, "place": place})
 
 
 def _sqlite(row: Any, place: str) -> Diagnosis:
