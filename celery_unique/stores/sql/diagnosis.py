@@ -9,6 +9,8 @@ from celery_unique.stores.diagnosis import Diagnosis, Finding
 
 from .database import Session
 
+__all__ = ["Diagnosis", "diagnose"]
+
 _POSTGRESQL = (
     "SELECT current_setting('server_version'), current_setting('fsync'), "
     "current_setting('synchronous_commit'), CAST(pg_is_in_recovery() AS TEXT)"
