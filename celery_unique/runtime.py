@@ -34,6 +34,8 @@ class Runtime:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.policies = TaskPolicies()
+        #: Of the worker in this process; None where there is none.
+        self.renewal: RenewalHealth | None = None
         self._mutex = threading.RLock()
         self._seen_conf: dict[str, Any] | None = None
         self._settings = UniqueSettings()
@@ -50,8 +52,6 @@ class Runtime:
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
         self._failed_over_last = ("", "")
-        #: Of the worker in this process; None where there is none.
-        self.renewal: RenewalHealth | None = None
         #: A worker's thread for what its main loop must not wait for.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 

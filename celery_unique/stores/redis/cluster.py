@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from time import monotonic
 from typing import Any
@@ -15,6 +14,7 @@ from celery_unique.stores.record import Record
 
 from .cluster_nodes import ClusterConnections
 from .cluster_one_way import QueuedOneWay
+from .recent import Recent
 from .server_groups import Cluster, cluster_of
 from .store import BATCH, RedisStore
 
@@ -82,9 +82,7 @@ class ClusterStore(RedisStore):
             self._connections.exchange([("PING",)], server=server)
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
-        seen: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # a slot that moves meanwhile is met on two nodes
+        seen = Recent()  # a slot that moves meanwhile is met on two nodes
         for server in self._connections.primaries_now():
             cursor = 0
             while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
@@ -22,23 +21,19 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
-from . import scripts
+from . import diagnosis, scripts
 from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
-from .diagnosis import QUESTIONS, diagnosis_of
 from .following import RedisFollowing
 from .layout import Layout, record_of
 from .one_way import OneWay, Sending
+from .recent import Recent
 from .scripts import Script
 
 #: Commands sent at once before their replies are read.
 BATCH = 500
-#: How many keys of a walk are remembered: SCAN may tell of a key more than once, and a walk over
-#: millions shall not keep them all.
-WALKED = 100_000
 #: Ids kept until their confirmation; those that are forgotten are confirmed at more length.
 MOST_ALONE = 10_000
 
@@ -226,7 +221,7 @@ class RedisStore(RedisFollowing):
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         """SCAN passes by every key of the database, those of others too."""
-        seen: OrderedDict[str, None] = OrderedDict()
+        seen = Recent()  # SCAN may tell of a key more than once
         cursor = 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
@@ -236,12 +231,10 @@ class RedisStore(RedisFollowing):
             if cursor == 0 or monotonic() > stop_at:
                 return
 
-    def _new_keys(self, names: list[bytes], seen: OrderedDict[str, None]) -> list[str]:
+    def _new_keys(self, names: list[bytes], seen: Recent) -> list[str]:
         found = {self._layout.key_of(name.decode()) for name in names}
         keys = sorted(key for key in found if key is not None and key not in seen)
-        seen.update(dict.fromkeys(keys))
-        while len(seen) > WALKED:
-            seen.popitem(last=False)
+        seen.update(keys)
         return keys
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
@@ -263,8 +256,8 @@ class RedisStore(RedisFollowing):
     def ping(self) -> None:
         self._ask([("PING",)])
 
-    def diagnose(self) -> Diagnosis:
-        return diagnosis_of(self._connections.exchange(QUESTIONS))
+    def diagnose(self) -> diagnosis.Diagnosis:
+        return diagnosis.diagnosis_of(self._connections.exchange(diagnosis.QUESTIONS))
 
     def flush(self) -> None:
         self._one_way.flush()

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
-from ..diagnosis import Diagnosis
 from ..following import KEPT_MS
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
-from .diagnosis import diagnose
+from .diagnosis import Diagnosis, diagnose
 from .dialects import DIALECTS
 from .followers import FollowerRows
 from .mysql_statements import MySqlStatements
