@@ -13,7 +13,6 @@ from . import reports
 from .calls import Call
 from .continuations import continues, fail_link
 from .coordinator import Attempt
-from .events import SentEvent
 from .exceptions import CeleryUniqueError, InvalidPolicy
 from .going_on import SendTask, current_request, is_handed_over, is_sent_again, send_on
 from .header import HEADER, LockHeader
@@ -95,10 +94,10 @@ def _send(
         return send_on(runtime, original, name, args, kwargs, options)
     if attempt is None:
         return original(name, args, kwargs, **options)
-    send = partial(_send_message, runtime.app, original, name, args, kwargs, options)
+    send = partial(_send_message, original, name, args, kwargs, options)
     published = runtime.coordinator.publish(attempt, send)
     for superseded in published.superseded:
-        end_superseded(runtime.app, superseded, published.task_id, attempt.key, options)
+        end_superseded(runtime.app, superseded, published.task_id, options, attempt.key)
     result = published.result
     if result is None:
         result = _result_of_holder(runtime, name, published.task_id, options)
@@ -268,7 +267,6 @@ def _meta(runtime: Runtime, names: tuple[str, ...], options: Mapping[str, Any]) 
 
 
 def _send_message(
-    app: Any,
     original: SendTask,
     name: str,
     args: Any,
@@ -283,8 +281,6 @@ def _send_message(
         options.update(eta=None, countdown=delay / 1000 if delay else None)
     if header is not None:
         options["headers"] = {**(options.get("headers") or {}), HEADER: header.as_message()}
-        if app.conf.task_send_sent_event and not options.get("event_dispatcher"):
-            options["event_dispatcher"] = SentEvent(app, header.key)
     return original(name, args, kwargs, **options)
 
 
