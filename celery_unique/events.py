@@ -14,12 +14,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .facts import shortened
-from .header import LockHeader
+from .header import HEADER, LockHeader
 
 logger = logging.getLogger("celery_unique")
 
@@ -55,6 +55,20 @@ class SentEvent:
     def publish(self, type_: str, fields: dict[str, Any], producer: Any, **options: Any) -> None:
         fields = {**fields, "result": shown_as_unique(self._key)}
         self._app.amqp._event_dispatcher.publish(type_, fields, producer, **options)
+
+
+def with_sent_event(app: Any, send_task: Callable[..., Any]) -> Callable[..., Any]:
+    """``app.send_task``, whose ``task-sent`` events (``task_send_sent_event``) tell of keys."""
+
+    def send(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        packed = (options.get("headers") or {}).get(HEADER)
+        if packed and app.conf.task_send_sent_event:
+            header = LockHeader.from_message(packed)
+            if header is not None:
+                options.setdefault("event_dispatcher", SentEvent(app, header.key))
+        return send_task(name, args, kwargs, **options)
+
+    return send
 
 
 @dataclass(frozen=True, slots=True)

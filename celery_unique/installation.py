@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import signals
 
+from .events import with_sent_event
 from .exceptions import CeleryUniqueError, ConfigurationError
 from .publish import hook
 from .result_meta import carry_in
@@ -58,7 +59,7 @@ class UniqueFixup:
         self.app = app
         self.runtime = make_runtime(app)
         self._keep_alive: list[Any] = []
-        app.send_task = hook(self.runtime, app.send_task)
+        app.send_task = hook(self.runtime, with_sent_event(app, app.send_task))
         app.AsyncResult = result_class(app)
         carry_in(app)
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone

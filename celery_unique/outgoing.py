@@ -13,7 +13,6 @@ from celery.utils import uuid
 from . import reports
 from .completing import Outcome, complete, stored_outcome
 from .coordinator import Attempt, Published
-from .events import SentEvent
 from .exceptions import DuplicateTask
 from .facts import CallFacts
 from .followers import FollowerCall
@@ -59,16 +58,13 @@ class Outgoing:
             options.update(eta=None, countdown=delay / 1000 if delay else None)
         if header is not None:
             options["headers"] = {**(options.get("headers") or {}), HEADER: header.as_message()}
-            app = self.runtime.app
-            if app.conf.task_send_sent_event and not options.get("event_dispatcher"):
-                options["event_dispatcher"] = SentEvent(app, header.key)
         return self.original(self.name, self.args, self.kwargs, **options)
 
     def conclude(self, published: Published) -> Any:
         """The result for the caller, once it is known what became of the call."""
         for superseded in published.superseded:
             key = published.facts.unique_key or ""
-            end_superseded(self.runtime.app, superseded, published.task_id, key, self.options)
+            end_superseded(self.runtime.app, superseded, published.task_id, self.options, key)
         if published.result is None:
             published = self._share_outcome(published)
         result = published.result

@@ -19,7 +19,9 @@ def reason_of(mark: str, by: str) -> str:
     return f"{mark} by task {by}" if by else mark
 
 
-def end_superseded(app: Any, task_id: str, by: str, key: str, options: Mapping[str, Any]) -> None:
+def end_superseded(
+    app: Any, task_id: str, by: str, options: Mapping[str, Any], key: str | None = None
+) -> None:
     """Store REVOKED at once: whoever waits for it need not wait for its message.
 
     The worker that reaches the message drops it, and sends the event and the signal.
@@ -30,10 +32,16 @@ def end_superseded(app: Any, task_id: str, by: str, key: str, options: Mapping[s
     backend = task.backend if task is not None else app.backend
     reason = reason_of("superseded", by)
     try:
-        request = Context({"id": task_id, HEADER: LockHeader(task_id, key).as_message()})
-        request.__dict__[SUPERSEDED_BY] = by
+        request = _superseded_request(task_id, by, key) if key is not None else None
         backend.mark_as_revoked(task_id, reason, request=request, store_result=True)
     except Exception:
         # The replacement is published: the caller must hear of that, whatever becomes of
         # the old result. The worker stores it again when it reaches the message.
         logger.warning("the end of superseded task %s is not stored yet", task_id, exc_info=True)
+
+
+def _superseded_request(task_id: str, by: str, key: str) -> Context:
+    """As much of a request as tells what is stored beside the result."""
+    request = Context({"id": task_id, HEADER: LockHeader(task_id, key).as_message()})
+    request.__dict__[SUPERSEDED_BY] = by
+    return request

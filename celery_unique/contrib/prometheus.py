@@ -22,7 +22,7 @@ from celery import signals as celery_signals
 
 from celery_unique import signals
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.runtime import runtime_of
+from celery_unique.runtime import make_runtime, runtime_of
 from celery_unique.stores.base import LockStore
 
 from .relay import ADDRESS, Relay
@@ -59,6 +59,8 @@ BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 #: prometheus_client's own way to add up processes, where the user has chosen it.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
+FIXUP = "celery_unique.contrib.prometheus:InPool"
+
 _installed: weakref.WeakKeyDictionary[CollectorRegistry, Metrics] = weakref.WeakKeyDictionary()
 
 
@@ -74,14 +76,11 @@ def install(
     With ``port``, a worker of the app serves the figures of the whole worker at
     ``http://ADDR:PORT/metrics``. Idempotent; connects to nothing.
     """
-    runtime = runtime_of(app)
-    metrics = _installed.get(registry)
+    runtime_of(app)  # or an error that says what to do
+    metrics = _watch(app, registry)
     if metrics is None:
-        metrics = _installed[registry] = Metrics(registry)
-    if app in metrics.apps:
         return
-    metrics.apps.add(app)
-    runtime.watch_stores(metrics.time_acts)
+    app.fixups = {*app.fixups, FIXUP}
     service = _WorkerService(app, metrics, port, addr)
     for signal, receiver in (
         (celery_signals.worker_init, service.on_worker_init),
@@ -90,6 +89,30 @@ def install(
         (celery_signals.worker_process_shutdown, metrics.relay.flush),
     ):
         signal.connect(receiver, weak=False, dispatch_uid=object())
+
+
+def _watch(app: Any, registry: CollectorRegistry) -> Metrics | None:
+    """The metrics that count for this app from now on; None where they did already."""
+    metrics = _installed.get(registry)
+    if metrics is None:
+        metrics = _installed[registry] = Metrics(registry)
+    if app in metrics.apps:
+        return None
+    metrics.apps.add(app)
+    make_runtime(app).watch_stores(metrics.time_acts)
+    return metrics
+
+
+class InPool:
+    """Counts in a process of a pool that spawns: the app comes there by pickling, and brings
+    its fix-ups along. What it counts goes to the worker's main process."""
+
+    def __init__(self, app: Any) -> None:
+        metrics = _watch(app, prometheus_client.REGISTRY)
+        if metrics is not None:
+            celery_signals.worker_process_shutdown.connect(
+                metrics.relay.flush, weak=False, dispatch_uid=object()
+            )
 
 
 class Metrics:

@@ -191,6 +191,7 @@ def test_a_person_finds_duplicates_in_the_list_and_goes_on_to_their_holder(
     keep_screenshot(browser, "flower-tasks")
 
     row = story.rows_of(story.failed)[0]
+    browser.set_window_size(1280, 1180)  # the whole page, down to its link to the holder
     browser.get(story.page(row["uuid"]))
     page = browser.find_element(By.ID, "task-page")
     assert "DUPLICATE" in page.text
@@ -198,7 +199,10 @@ def test_a_person_finds_duplicates_in_the_list_and_goes_on_to_their_holder(
     keep_screenshot(browser, "flower-duplicate")
 
     link = page.find_element(By.LINK_TEXT, story.failed.id)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", link)
+    # At once: the page scrolls smoothly, and a click meets what is passing by.
+    browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", link
+    )
     link.click()
     eventually(lambda: browser.current_url == story.page(story.failed.id), timeout=WAIT_S)
     text = eventually(

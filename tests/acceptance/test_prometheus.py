@@ -57,7 +57,9 @@ def differences(
     return {key: scraped.get(key) for key, value in expected.items() if scraped.get(key) != value}
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads", "prefork and multiprocess files"])
+@pytest.fixture(
+    scope="module", params=["prefork", "threads", "gevent", "prefork and multiprocess files"]
+)
 def watched(
     request: pytest.FixtureRequest,
     redis_server: RedisServer,

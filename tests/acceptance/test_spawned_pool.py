@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pytest
 
 from celery_unique import lookup
 from tests.kit import Worker, eventually
+from tests.kit.server import HOST, free_port
 
 NAME = "tests.acceptance.apps.spawned"
 
@@ -50,3 +52,27 @@ def test_a_process_that_was_not_forked_takes_and_gives_back_locks(
     assert isinstance(failed.get(timeout=20, propagate=False), ValueError)
     assert lookup(spawned.fail, ("a",)) is None
     eventually(lambda: not list(spawned.props.redis.scan_iter(match="cu:*")))
+
+
+def test_the_figures_of_a_process_that_was_not_forked_are_those_of_its_worker(
+    spawned: ModuleType, start_worker: Callable[..., Worker]
+) -> None:
+    port = free_port()
+    start_worker(NAME, env={"SPAWNED_METRICS": str(port)})
+
+    def figures() -> list[str]:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=20) as reply:
+            return reply.read().decode().splitlines()
+
+    spawned.props.let_go("a")
+    first = spawned.outer.delay("a")
+    assert first.get(timeout=20)[2:] == ["created", "deduplicated"]
+
+    expected = {
+        'celery_unique_acquired_total{task="spawned.inner"} 1.0',
+        'celery_unique_conflicts_total{on_conflict="ignore",task="spawned.inner"} 1.0',
+        'celery_unique_released_total{reason="completed",task="spawned.inner"} 1.0',
+        'celery_unique_released_total{reason="completed",task="spawned.outer"} 1.0',
+        'celery_unique_store_seconds_count{act="finish"} 2.0',
+    }
+    eventually(lambda: expected <= set(figures()), timeout=30, interval=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,9 @@ def story(request: pytest.FixtureRequest, backend: str) -> Iterator[Story]:
         for result in results:
             result.get(timeout=20, propagate=False, interval=0.01)
     done, failed, old, new, plain_one = called
+    del result, results
     yield Story(app, done, failed, old, before, new, plain_one)
+    gc.collect()  # results unsubscribe when they go, which needs the server
     app.close()
 
 
