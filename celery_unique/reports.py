@@ -42,11 +42,10 @@ def long_wait(task_name: str, holder: Holder, now: int) -> None:
     """A lock whose message was purged would otherwise swallow calls in silence."""
     logger.warning(
         "%s: task %s, which holds the key, has waited for %d minutes. If its message is gone "
-        "(a purged queue), free the key: celery -A APP unique release --task-id %s",
+        "(a purged queue), free the key with celery -A APP unique release --task-id ID",
         task_name,
         holder.task_id,
         (now - holder.created_at) // 60_000,
-        holder.task_id,
     )
 
 

@@ -31,6 +31,8 @@ class Runtime:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.policies = TaskPolicies()
+        #: Of the worker in this process; None where there is none.
+        self.renewal: RenewalHealth | None = None
         self._mutex = threading.RLock()
         self._seen_conf: dict[str, Any] | None = None
         self._settings = UniqueSettings()
@@ -42,8 +44,6 @@ class Runtime:
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
-        #: Of the worker in this process; None where there is none.
-        self.renewal: RenewalHealth | None = None
 
     @property
     def settings(self) -> UniqueSettings:

@@ -22,6 +22,7 @@ from celery_unique.operations.selecting import (
     states_named,
 )
 from celery_unique.runtime import Runtime
+from celery_unique.stores.memory import MemoryStore
 
 from .screen import Screen, printable
 
@@ -98,7 +99,7 @@ class Asked:
 def asked(ctx: click.Context, as_json: bool) -> Asked:
     screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
     runtime = installed_runtime(ctx.obj.app)
-    if getattr(runtime.store, "fingerprint", str)() == "memory":
+    if isinstance(runtime.store, MemoryStore):
         screen.line(
             "memory:// keeps locks in the process that took them: those of other processes are "
             "not seen here.",

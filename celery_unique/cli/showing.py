@@ -149,6 +149,7 @@ def _explain_lock(screen: Screen, lock: HeldLock, called: str) -> None:
     screen.line()
     screen.line(screen.styled(f"Task {printable(lock.task_id)}", lock.state, bold=True))
     last = f", the last {age(now - entry.last_duplicate_at)} ago" if entry.duplicates else ""
+    calls = "call" if entry.duplicates == 1 else "calls"
     ways = freed_by(lock)
     screen.facts(
         [
@@ -157,7 +158,7 @@ def _explain_lock(screen: Screen, lock: HeldLock, called: str) -> None:
             ("called", f"{age(lock.age_ms)} ago, at {_when(entry.created_at)}"),
             ("ETA", _ahead(entry.eta, now)),
             ("run by", _runner(lock)),
-            ("absorbed", f"{entry.duplicates} calls{last}"),
+            ("absorbed", f"{entry.duplicates} {calls}{last}"),
             ("lease ends", _ahead(entry.lease, now)),
             ("freed by", f"{ways[0]}"),
             *(("or by", way) for way in ways[1:]),

@@ -15,8 +15,8 @@ from celery_unique.header import HEADER, LockHeader
 from celery_unique.revoking import cancel
 from celery_unique.runtime import Runtime
 from celery_unique.stores.record import State
+from celery_unique.worker import remote  # noqa: F401  makes unique_held known
 
-from . import remote  # noqa: F401  makes unique_held known to remote control
 from .renewal import Renewer, held_requests
 from .request import give_gate, new_delivery
 

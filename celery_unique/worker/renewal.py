@@ -38,7 +38,6 @@ class Renewer:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
-        self._health = runtime.renewal = RenewalHealth(self._pause_s())
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -50,19 +49,20 @@ class Renewer:
         self._stop.set()
 
     def _work(self) -> None:
+        health = self._runtime.renewal = RenewalHealth(self._pause_s())
         while not self._stop.wait(self._pause_s()):
             try:
                 renewed = self.renew_once()
                 self._renew_forgotten()
                 self._look_at_ends()
                 self._maybe_sweep()
-                self._health.round_ended(renewed)
+                health.round_ended(renewed)
             except StoreUnavailable as error:
-                self._health.round_failed(error)
+                health.round_failed(error)
                 self._runtime.holding.renewal_failed()
                 reports.store_error(self._runtime.app, "renew", error, "", "", "")
             except Exception as error:
-                self._health.round_failed(error)
+                health.round_failed(error)
                 # One bad round must not end the renewals: every lock here would lapse.
                 logger.exception("renewing leases failed; it is tried again")
 

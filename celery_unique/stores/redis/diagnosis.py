@@ -9,6 +9,8 @@ from celery_unique.stores.diagnosis import Diagnosis, Finding
 
 from .connections import Command
 
+__all__ = ["QUESTIONS", "Diagnosis", "diagnosis_of"]
+
 #: Answers to these make the diagnosis; an answer may be an error of a user without the rights.
 QUESTIONS: tuple[Command, ...] = (("INFO",), ("CONFIG", "GET", "save"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
@@ -22,22 +21,18 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
-from . import scripts
+from . import diagnosis, scripts
 from .address import Address, address_of
 from .connections import Command, Connections
-from .diagnosis import QUESTIONS, diagnosis_of
 from .layout import Layout, record_of
 from .one_way import OneWay
+from .recent import Recent
 from .scripts import Script
 
 #: Commands sent at once before their replies are read.
 BATCH = 500
-#: How many keys of a walk are remembered: SCAN may tell of a key more than once, and a walk over
-#: millions shall not keep them all.
-WALKED = 100_000
 
 
 class RedisStore:
@@ -196,16 +191,14 @@ class RedisStore:
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         """SCAN passes by every key of the database, those of others too."""
-        seen: OrderedDict[str, None] = OrderedDict()
+        seen = Recent()  # SCAN may tell of a key more than once
         cursor = 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
             [(position, names)] = self._ask([scan])
             found = {self._layout.key_of(name.decode()) for name in names}
             keys = sorted(key for key in found if key is not None and key not in seen)
-            seen.update(dict.fromkeys(keys))
-            while len(seen) > WALKED:
-                seen.popitem(last=False)
+            seen.update(keys)
             yield from self._read_all(keys)
             cursor = int(position)
             if cursor == 0 or monotonic() > stop_at:
@@ -230,8 +223,8 @@ class RedisStore:
     def ping(self) -> None:
         self._ask([("PING",)])
 
-    def diagnose(self) -> Diagnosis:
-        return diagnosis_of(self._connections.exchange(QUESTIONS))
+    def diagnose(self) -> diagnosis.Diagnosis:
+        return diagnosis.diagnosis_of(self._connections.exchange(diagnosis.QUESTIONS))
 
     def flush(self) -> None:
         self._one_way.flush()

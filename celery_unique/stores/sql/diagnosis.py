@@ -9,6 +9,8 @@ from celery_unique.stores.diagnosis import Diagnosis, Finding
 
 from .database import Session
 
+__all__ = ["Diagnosis", "diagnose"]
+
 _POSTGRESQL = (
     "SELECT current_setting('server_version'), current_setting('fsync'), "
     "current_setting('synchronous_commit'), CAST(pg_is_in_recovery() AS TEXT)"
@@ -25,7 +27,9 @@ def diagnose(session: Session, database: str, place: str) -> Diagnosis:
 
     if database == "sqlite":
         return _sqlite(session.execute(text(_SQLITE), {}).one(), place)
-    return _postgresql(session.execute(text(_POSTGRESQL), {}).one(), place)
+    if database == "postgresql":
+        return _postgresql(session.execute(text(_POSTGRESQL), {}).one(), place)
+    return Diagnosis("network", {"server": database, "place": place})
 
 
 def _sqlite(row: Any, place: str) -> Diagnosis:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
-from ..diagnosis import Diagnosis
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
 from .database import Database, Session
-from .diagnosis import diagnose
+from .diagnosis import Diagnosis, diagnose
 from .dialects import DIALECTS
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states

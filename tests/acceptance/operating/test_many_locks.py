@@ -221,9 +221,9 @@ def test_what_stats_keep_does_not_grow_with_the_locks(
     """A walk over millions remembers some of the keys that it has told of, not all."""
     import tracemalloc
 
-    from celery_unique.stores.redis import store as redis_store
+    from celery_unique.stores.redis import recent
 
-    monkeypatch.setattr(redis_store, "WALKED", 1000)
+    monkeypatch.setattr(recent, "MOST", 1000)
     runtime = runtime_of(desk.app)
     tracemalloc.start()
     try:
