@@ -24,13 +24,16 @@ SEED ?=
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-versions test-django chaos lint docs services
+.PHONY: help demo example test test-fast test-versions test-django chaos lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-demo ## See it work: a real worker, no server, in under a minute
 	@$(BIN)/python demo/run.py
+
+example: .venv/.installed-example ## A Django shop to press buttons in; ARGS=--help says more
+	@$(BIN)/python example_project/run.py $(ARGS)
 
 test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ and PostgreSQL
 	$(PYTEST) $(ARGS)
@@ -69,9 +72,13 @@ services: ## Install the servers that make test starts, where they are missing
 	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e '.[sql]'
 	@touch $@
 
+.venv/.installed-example: pyproject.toml example_project/requirements.txt scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e . -r example_project/requirements.txt
+	@touch $@ .venv/.installed-demo
+
 .venv/.installed-dev: pyproject.toml scripts/make-venv
 	@PYTHON="$(PYTHON)" scripts/make-venv .venv -e '.[dev]'
-	@touch $@ .venv/.installed-demo
+	@touch $@ .venv/.installed-demo .venv/.installed-example
 
 .PRECIOUS: .cache/celery-%/.installed
 .cache/celery-%/.installed: pyproject.toml scripts/make-venv

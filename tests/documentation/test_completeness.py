@@ -56,12 +56,15 @@ def test_no_page_names_a_setting_or_option_that_is_not_there() -> None:
     }
     # Shown on purpose as what nothing reads, and columns and attributes of other names.
     others = {"unique_stor_url", "unique_default_", "unique_held", "unique_jobs"}
+    heimdalls = {f"unique_{name}" for name in ("timeout", "raises", "wait_for_expiry")}
+    heimdalls |= {"unique_lock_blocking", "unique_lock_timeout"}
     for path in DOCS.rglob("*.md"):
         if DOCS / "_build" in path.parents:
             continue
         text = path.read_text(encoding="utf-8")
         named = set(re.findall(r"(?<![\w.])unique_[a-z_]+(?!\w|::|\.py)", text))
-        assert named - known - others == set(), path
+        allowed = others | heimdalls if path.name == "migrate.md" else others
+        assert named - known - allowed == set(), path
 
 
 def test_the_names_in_all_are_sorted_and_there() -> None:

@@ -11,7 +11,10 @@ from tests.documentation.pages import ROOT, all_pages, name_of, without_blocks
 
 PAGES = [
     *all_pages(),
-    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    *(
+        ROOT / name
+        for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "example_project/README.md")
+    ),
 ]
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _ELSEWHERE = re.compile(r"[a-z]+://|mailto:")

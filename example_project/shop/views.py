@@ -1,0 +1,106 @@
+import inspect
+
+from celery import chord
+from django.conf import settings
+from django.db.models import Q
+from django.http import JsonResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import ensure_csrf_cookie
+from django.views.decorators.http import require_GET, require_POST
+
+from .forms import DescriptionForm
+from .models import Event, Product
+from .tasks import (
+    choose_offer,
+    confirm_order,
+    fetch_offer,
+    nightly_report,
+    reindex_product,
+    sync_stock,
+)
+
+SUPPLIERS = ("North", "South", "West")
+DEBOUNCE_S = 3
+SHOWN = (confirm_order, reindex_product, nightly_report, sync_stock, fetch_offer)
+
+
+@require_GET
+@ensure_csrf_cookie
+def index(request):
+    context = {
+        "products": Product.objects.order_by("pk"),
+        "on_redis": bool(settings.REDIS_URL),
+        "flower_url": settings.FLOWER_URL,
+        "debounce_s": DEBOUNCE_S,
+        "report_every_s": settings.REPORT_EVERY_S,
+        "last": last_event(),
+        "code": {task.__name__: definition(task) for task in SHOWN},
+    }
+    return render(request, "shop/index.html", context)
+
+
+@require_GET
+def search(request):
+    words = request.GET.get("q", "").casefold().split()
+    every_word = Q(*(("search_text__contains", word) for word in words))
+    found = Product.objects.filter(every_word).order_by("pk")
+    return JsonResponse({"products": list(found.values("id", "name", "description", "stock"))})
+
+
+@require_POST
+def describe(request, pk):
+    """Save a description. The search index follows when the saves have stopped."""
+    form = DescriptionForm(request.POST, instance=get_object_or_404(Product, pk=pk))
+    if not form.is_valid():
+        return JsonResponse({"errors": form.errors}, status=400)
+    product = form.save()
+    # After the commit, or the task might run before what it reads is there.
+    reindex_product.apply_async_on_commit((pk, product.description), countdown=DEBOUNCE_S)
+    return JsonResponse({"saved": product.description}, status=202)
+
+
+@require_POST
+def report(request):
+    return told(nightly_report.delay())
+
+
+@require_POST
+def stock(request):
+    return told(sync_stock.delay("main"))
+
+
+@require_POST
+def offers(request, pk):
+    product = get_object_or_404(Product, pk=pk)
+    header = [fetch_offer.s(supplier, product.pk) for supplier in SUPPLIERS]
+    result = chord(header, choose_offer.s()).delay()
+    return JsonResponse({"task": result.id}, status=202)
+
+
+@require_GET
+@never_cache
+def activity(request):
+    """What happened after the event ``since``, for the page to show."""
+    try:
+        since = int(request.GET.get("since", 0))
+    except ValueError:
+        return JsonResponse({"title": "since is not a number"}, status=400)
+    recent = Event.objects.filter(pk__gt=since).order_by("-pk").values()[:300]
+    return JsonResponse({"last": last_event(), "events": list(recent)[::-1]})
+
+
+def last_event():
+    return Event.objects.order_by("pk").values_list("pk", flat=True).last() or 0
+
+
+def definition(task):
+    """The task as it stands in tasks.py, down to its first line."""
+    source = inspect.getsource(task.run)
+    return source[: source.index("):\n") + 2]
+
+
+def told(result):
+    """What became of a call."""
+    content = {"task": result.id, "outcome": result.outcome, "duplicate": result.deduplicated}
+    return JsonResponse(content, status=200 if result.deduplicated else 202)
