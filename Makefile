@@ -11,8 +11,11 @@ ARGS ?=
 PROCESSES ?= 2
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
-# What make test-django runs besides the newest Django that this Python allows, which make test uses.
-DJANGO_VERSIONS ?= 5.2
+# What make test-django runs: the oldest supported Django, and the newest that the newest Python
+# of this machine allows.
+DJANGO_VERSIONS ?= 5.2 newest
+NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12 ~/.pyenv/versions/3.1[23]*/bin/python3 \
+    $(PYTHON); do "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 DJANGO_TESTS = tests/django tests/stores/test_django_contract.py tests/stores/test_django_stores.py
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
@@ -43,7 +46,7 @@ test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that dep
 test-celery-%: .cache/celery-%/.installed
 	.cache/celery-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile -m versions $(ARGS)
 
-test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Django integration, on the oldest supported Django
+test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Django integration, on the oldest and the newest Django
 
 test-django-%: .cache/django-%/.installed
 	.cache/django-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile $(DJANGO_TESTS) $(ARGS)
@@ -91,6 +94,10 @@ services: ## Install the servers that make test starts, where they are missing
 .PRECIOUS: .cache/celery-%/.installed
 .cache/celery-%/.installed: pyproject.toml scripts/make-venv
 	@PYTHON="$(PYTHON)" scripts/make-venv .cache/celery-$* -e '.[test]' 'celery==$*'
+	@touch $@
+
+.cache/django-newest/.installed: pyproject.toml scripts/make-venv
+	@PYTHON="$(NEWEST_PYTHON)" scripts/make-venv .cache/django-newest -U -e '.[test]' 'Django>=5.2'
 	@touch $@
 
 .PRECIOUS: .cache/django-%/.installed

@@ -26,6 +26,7 @@ def visit(browser: Any, site: DjangoSite) -> Callable[[str, str], Any]:
     """``visit(session, path)``: the page as the user of that session sees it."""
 
     def open_page(session: str, path: str) -> Any:
+        browser.set_script_timeout(60)
         browser.get(f"{site.url}/admin/login/")
         browser.delete_all_cookies()
         browser.add_cookie({"name": "sessionid", "value": session})

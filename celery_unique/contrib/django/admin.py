@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
+from django import VERSION
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
@@ -140,6 +141,9 @@ class LockAdmin(admin.ModelAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "title": "Live locks",
+            "is_list": name == "locks",
+            "filters_inside": VERSION >= (6, 0),
+            "listed_breadcrumbs": VERSION >= (6, 1),
             "can_release": self.has_release_permission(request),
             **context,
         }
