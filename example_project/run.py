@@ -88,37 +88,69 @@ def run(options):
         os.environ["SHOP_FLOWER_URL"] = f"http://{HOST}:{options.flower_port}/"
     data = data_directory(fresh=options.fresh)
     print("Preparing the database ...", flush=True)
-    manage("migrate", "--verbosity", "0")
-    add_user()
+    prepare_database()
 
     with ExitStack() as stack:
-
-        def start(name, *command):
-            return stack.enter_context(running(name, command, data / f"{name}.log"))
-
-        print("Starting worker, beat and web server ...", flush=True)
-        celery = (sys.executable, "-m", "celery", "-A", "config")
-        quick = ("--loglevel", "INFO", "--without-gossip", "--without-mingle")
-        worker = start("worker", *celery, "worker", "--concurrency", "3", *quick)
-        web = start("web", *python("runserver", "--noreload", f"{HOST}:{options.port}"))
-        children = [worker, web]
-        wait_until(lambda: " ready." in worker.log.read_text(errors="replace"), children)
-        beat_files = ("--pidfile", str(data / "beat.pid"), "--loglevel", "INFO")
-        (data / "beat.pid").unlink(missing_ok=True)
-        children.append(start("beat", *celery, "beat", *beat_files))
-        if with_flower:
-            at = (f"--address={HOST}", f"--port={options.flower_port}")
-            children.append(start("flower", *celery, "flower", *at))
-        address = f"http://{HOST}:{options.port}/"
-        wait_until(lambda: answers(address), children)
-        if with_flower:
-            wait_until(lambda: answers(os.environ["SHOP_FLOWER_URL"]), children)
-        tell(address, data, redis_url)
+        children = start_all(stack, data, options, with_flower)
+        tell(address_of(options), data, redis_url)
         try:
             watch(children)
         finally:
             for child in children:  # all at once: each takes its time
                 child.process.terminate()
+
+
+def start_all(stack, data, options, with_flower):
+    """The children, when all of them are at work."""
+
+    def start(name, *command):
+        return stack.enter_context(running(name, command, data / f"{name}.log"))
+
+    print("Starting worker, beat and web server ...", flush=True)
+    celery = (sys.executable, "-m", "celery", "-A", "config")
+    runserver = (sys.executable, "manage.py", "runserver", "--noreload")
+    quick = ("--loglevel", "INFO", "--without-gossip", "--without-mingle")
+    pid_file = data / "beat.pid"
+    pid_file.unlink(missing_ok=True)  # of a shop that was killed
+    worker = start("worker", *celery, "worker", "--concurrency", "3", *quick)
+    web = start("web", *runserver, f"{HOST}:{options.port}")
+    beat = start("beat", *celery, "beat", "--loglevel", "INFO", "--pidfile", str(pid_file))
+    children = [worker, web, beat]
+    wait_until(lambda: " ready." in worker.log.read_text(errors="replace"), children)
+    wait_until(lambda: answers(address_of(options)), children)
+    if with_flower:
+        at = (f"--address={HOST}", f"--port={options.flower_port}")
+        children.append(start("flower", *celery, "flower", *at))
+        wait_until(lambda: answers(os.environ["SHOP_FLOWER_URL"]), children)
+    return children
+
+
+def address_of(options):
+    return f"http://{HOST}:{options.port}/"
+
+
+def prepare_database():
+    os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+    import django
+    from django.core.management import call_command
+    from django.db import DatabaseError, connections
+
+    try:
+        django.setup()
+        call_command("migrate", verbosity=0)
+        add_user()
+    except DatabaseError as error:
+        raise ShopFailed(f"The database could not be made ready: {error}") from error
+    finally:
+        connections.close_all()
+
+
+def add_user():
+    """For the admin page. The password is no secret: the shop is served on this machine only."""
+    from django.contrib.auth.models import User
+
+    if not User.objects.filter(username=USER).exists():
+        User.objects.create_superuser(USER, password=PASSWORD)
 
 
 def tell(address, data, redis_url):
@@ -139,27 +171,6 @@ Ctrl-C stops it.""",
 
 
 # -- The children ----------------------------------------------------------------------------------
-
-
-def python(*arguments):
-    return (sys.executable, str(HERE / "manage.py"), *arguments)
-
-
-def manage(*arguments):
-    done = subprocess.run(python(*arguments), check=False, cwd=HERE, capture_output=True, text=True)
-    if done.returncode:
-        raise ShopFailed(f"manage.py {arguments[0]} failed:\n{done.stderr.strip()}")
-
-
-def add_user():
-    """For the admin page. The password is no secret: the shop is served on this machine only."""
-    manage(
-        "shell",
-        "-c",
-        "from django.contrib.auth.models import User\n"
-        f"User.objects.filter(username={USER!r}).exists() or "
-        f"User.objects.create_superuser({USER!r}, password={PASSWORD!r})",
-    )
 
 
 @contextmanager

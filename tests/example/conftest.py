@@ -97,5 +97,8 @@ def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         return shop.start()
 
     yield start
+    for shop in shops:  # all at once: each takes its time
+        if shop.process.is_running():
+            shop.process.send_signal(signal.SIGINT)
     for shop in shops:
         shop.process.stop(signal.SIGINT, timeout=60)
