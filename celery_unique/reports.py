@@ -60,7 +60,13 @@ def conflict(app: Any, task_name: str, holder: Holder, key: str, policy: UniqueP
 
 
 def joined(task_name: str, task_id: str, holder: Holder) -> None:
-    logger.info("%s[%s] gets the outcome of task %s", task_name, task_id, holder.task_id)
+    logger.info(
+        "%s[%s] gets the outcome of task %s",
+        task_name,
+        task_id,
+        holder.task_id,
+        extra=facts(task_name, task_id, "joined", by=holder.task_id),
+    )
 
 
 def promoted(task_name: str, task_id: str, holder_id: str) -> None:
@@ -69,6 +75,7 @@ def promoted(task_name: str, task_id: str, holder_id: str) -> None:
         task_name,
         task_id,
         holder_id,
+        extra=facts(task_name, task_id, "promoted", by=holder_id),
     )
 
 
@@ -165,7 +172,7 @@ def store_error(
 
 def failed_over(app: Any, failover: FailOver) -> None:
     """Not of any one task: the signal's sender, task id and key are empty."""
-    logger.warning("%s", failover)
+    logger.warning("The lock store failed over: %s", failover)
     error = StoreUnavailable(str(failover), store=failover.after)
     signals.unique_store_error.send(
         sender="", act="fail-over", exception=error, task_id="", key="", app=app

@@ -58,4 +58,4 @@ class FailOvers:
         if self.tell is not None:
             self.tell(failover)
         else:
-            logger.warning("%s", failover)
+            logger.warning("The lock store failed over: %s", failover)

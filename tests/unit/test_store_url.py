@@ -144,7 +144,8 @@ def test_an_unknown_scheme_is_told_with_the_nearest(scheme: str, meant: str) -> 
 
 def test_a_scheme_near_to_none_is_told_with_all() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"no lock store for xyz://. Use 'mariadb://', 'memory://', "
+        ConfigurationError,
+        match=r"no lock store for xyz://. Use 'django-cache://', 'django-db://', 'mariadb://', ",
     ):
         url_of(unique_store_url="xyz://host")
 
