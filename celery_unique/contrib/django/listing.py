@@ -24,7 +24,7 @@ from celery_unique.stores.record import Record
 PER_PAGE = 100
 #: What can be paged through; further ones are found by narrowing the search.
 MOST_PAGES = 100
-#: For one request. A hundred thousand locks take about a quarter of it.
+#: For one request. A hundred thousand locks take about a quarter of it on two cores.
 WALK_SECONDS = 10.0
 #: Keys asked for at once: a walk can only be stopped between two batches.
 BATCH = 2000
