@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +109,26 @@ def test_a_server_that_takes_the_connection_and_says_nothing(
     assert store.acquire(key, claim("task")).outcome == "created"
 
 
-def test_an_address_nobody_answers_at(opened: Callable[..., SqlStore]) -> None:
-    store = opened("postgresql+psycopg://shop@10.255.255.1/locks")
+@pytest.fixture
+def unanswered_port() -> Iterator[int]:
+    """A port at which connecting is not refused and does not end: its queue is full."""
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def test_an_address_nobody_answers_at(
+    opened: Callable[..., SqlStore], unanswered_port: int
+) -> None:
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", unanswered_port), timeout=0.2)
+    store = opened(f"postgresql+psycopg://shop@127.0.0.1:{unanswered_port}/locks")
 
     unavailable_within(TIMEOUT + SLACK, store.ping)
 
