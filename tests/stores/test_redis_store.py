@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_unique.stores.redis import RedisStore, scripts
-from celery_unique.stores.redis.layout import BUCKETS, bucket_of
+from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
 from celery_unique.stores.redis.store import BATCH
 from tests.kit import RedisServer
 from tests.stores.factories import (
@@ -281,6 +281,56 @@ def test_a_moved_clock_never_makes_a_record_vanish_early(
     [name] = client.keys()
     logically_left = task_of(store, key, "a").lease - store.read(key)[1]
     assert client.pttl(name) >= logically_left - 5000
+
+
+# -- followers ----------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_a_lock_that_nobody_follows_is_one_key_also_for_calls_that_would_join(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, key, "a", join="its message")
+    store.start(key, start("a"))
+    store.acquire(key, claim("b"))
+
+    assert len(client.keys()) == 1
+
+
+@pytest.mark.server
+def test_a_lock_with_followers_is_two_hashes_and_a_line_in_the_due_set_of_its_bucket(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, key, "a")
+    store.acquire(key, claim("b", join="its message"))
+
+    record, followers, due = Layout("", "").names_of(key)
+    names = {name.decode() for name in client.scan_iter()}
+    [(member, _)] = client.zrange(due, 0, -1, withscores=True)
+    assert names == {record, followers, due}
+    assert len({name.partition("{")[2].partition("}")[0] for name in names}) == 1
+    assert member.decode() == record
+    assert client.pttl(followers) > 7 * 24 * 60 * MINUTE
+
+    store.complete_follower(key, "b")
+
+    assert [name.decode() for name in client.scan_iter()] == [record]
+
+
+@pytest.mark.server
+def test_followers_that_the_server_threw_away_are_not_due_for_ever(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    publish(store, key, "a")
+    store.acquire(key, claim("b", join="its message"))
+    store.cancel(key, "a", MINUTE)
+    client.delete(Layout("", "").names_of(key).followers)
+    assert store.due() == [key]
+
+    assert store.reap(key, "worker", MINUTE) == []
+
+    assert store.due() == []
+    assert record_of(store, key).following is None
 
 
 # -- scripts ------------------------------------------------------------------
