@@ -41,10 +41,12 @@ class QueuedOneWay:
     def _begin(self) -> None:
         self._waiting: deque[tuple[Command, float]] = deque()  # and when to give it up
 
-    def send(self, command: Command) -> None:
+    def send(self, *commands: Command) -> None:
         # There first: whichever act comes next takes it along, and its own then finds nothing.
-        self._waiting.append((command, monotonic() + PATIENCE_S))
-        self._acts.put(self._send_waiting)
+        give_up_at = monotonic() + PATIENCE_S
+        self._waiting.extend((command, give_up_at) for command in commands)
+        for _ in range(0, len(commands), BATCH):
+            self._acts.put(self._send_waiting)
 
     def flush(self) -> None:
         self._acts.flush()

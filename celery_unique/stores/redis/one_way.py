@@ -42,7 +42,7 @@ FLUSHED = b"celery_unique flushed"
 class Sending(Protocol):
     """What a store needs for its one-way acts."""
 
-    def send(self, command: Command) -> None: ...
+    def send(self, *commands: Command) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -64,10 +64,10 @@ class OneWay:
         self._epoch = 0
         _senders.add(self)
 
-    def send(self, command: Command) -> None:
+    def send(self, *commands: Command) -> None:
         with self._exclusive() as deadline:
             connection = self._open(deadline)
-            message = packed(connection, [command])
+            message = packed(connection, commands)
             try:
                 connection.send_packed_command(message, check_health=False)
             except Disconnected:
