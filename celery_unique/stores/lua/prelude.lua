@@ -45,6 +45,13 @@ for _, task in pairs(record) do
   if task[NAME] == false then task[NAME] = "" end
 end
 
+if following and following.d + KEPT <= now then
+  following = nil
+  redis.call("HDEL", key, "f")
+  redis.call("DEL", KEYS[2])
+  redis.call("ZREM", KEYS[3], key)
+end
+
 -- The record expires with its latest deadline.
 local function expire()
   local latest = following and following.d + KEPT or 0
@@ -75,22 +82,6 @@ local function write(field, values)
     redis.call("HSET", key, field, cjson.encode(packed))
   else redis.call("HDEL", key, field) end
   return expire()
-end
-
-local function follow_nobody()
-  following = nil
-  redis.call("HDEL", key, "f")
-  redis.call("DEL", KEYS[2])
-  redis.call("ZREM", KEYS[3], key)
-  return expire()
-end
-if following and following.d + KEPT <= now then follow_nobody() end
-
--- All who followed the one follow the other.
-local function follow_instead(holder, other)
-  for _, group in pairs(following and following.g or {}) do
-    if group[1] == holder then group[1] = other end
-  end
 end
 
 -- A replacement that has lapsed leaves what it stood in for to its own, if any.
@@ -134,7 +125,9 @@ local function finalise(id, mark_until)
     if task[STATE] ~= "r" then
       write("m:" .. over[n], {"superseded", math.max(task[LEASE], mark_until), id})
       write("t:" .. over[n], nil)
-      follow_instead(over[n], id)
+      for _, group in pairs(following and following.g or {}) do
+        if group[1] == over[n] then group[1] = id end
+      end
     end
   end
 end
