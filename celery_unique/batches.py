@@ -11,7 +11,7 @@ from typing import Any
 from celery import group
 from celery.canvas import Signature, _chain, _chord, maybe_signature
 
-from .coordinator import Published
+from .coordinator import Attempt, Published
 from .exceptions import BatchInterrupted, CeleryUniqueError, StoreUnavailable
 from .facts import CallFacts
 from .messages import shown
@@ -23,6 +23,10 @@ from .stores.base import Acquired
 #: How many locks are taken before the first of their messages is sent. A lock waits for its
 #: message no longer than the publish grace, and this many take well under a second.
 BATCH = 200
+
+#: How many messages are sent before the store hears of it: until then a duplicate of one of
+#: them, from elsewhere, would send it once more.
+CONFIRMED_TOGETHER = 20
 
 _CANVAS = (group, _chain, _chord)
 
@@ -152,6 +156,7 @@ class _Batch:
         self._runtime = runtime
         self._coordinator = runtime.coordinator
         self._calls = calls
+        self._unconfirmed: list[Attempt] = []
 
     def publish(self) -> None:
         began = time.monotonic()
@@ -163,10 +168,12 @@ class _Batch:
                 # is published by then.
                 for call in self._calls:
                     self._send(call, began)
+                self._confirm()
                 for call in self._calls:
                     if not call.done:
                         self._settle_conflict(call)
             except BaseException:
+                self._confirm()
                 self._give_back_the_rest()
                 raise
 
@@ -213,9 +220,20 @@ class _Batch:
         elif call.acquired is not None and call.acquired.outcome == "created":
             call.conclude(
                 self._coordinator.publish_created(
-                    outgoing.attempt, call.acquired, outgoing.send, began
+                    outgoing.attempt, call.acquired, outgoing.send, began, self._confirm_soon
                 )
             )
+
+    def _confirm_soon(self, attempt: Attempt, task_id: str) -> None:
+        self._coordinator.remember(task_id, attempt.key)
+        self._unconfirmed.append(attempt)
+        if len(self._unconfirmed) >= CONFIRMED_TOGETHER:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        if unconfirmed:
+            self._coordinator.confirm_many(unconfirmed)
 
     def _settle_conflict(self, call: _Call) -> None:
         attempt, send = call.outgoing.attempt, call.outgoing.send

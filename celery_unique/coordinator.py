@@ -174,7 +174,12 @@ class UniqueTaskCoordinator:
         )
 
     def publish_created(
-        self, attempt: Attempt, acquired: Acquired, send: Send, began: float
+        self,
+        attempt: Attempt,
+        acquired: Acquired,
+        send: Send,
+        began: float,
+        confirm: Callable[[Attempt, str], None] | None = None,
     ) -> Published:
         """The lock was taken at ``began``: send the message, or give the lock back."""
         facts = conflicts.admitted(attempt.key, acquired)
@@ -187,7 +192,7 @@ class UniqueTaskCoordinator:
         except BaseException:
             self.give_back(attempt)
             raise
-        self._confirm(attempt, attempt.task_id)
+        (confirm or self._confirm)(attempt, attempt.task_id)
         reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
@@ -211,6 +216,19 @@ class UniqueTaskCoordinator:
                 act,
                 attempt.grace_ms / 1000,
             )
+
+    def confirm_many(self, attempts: list[Attempt]) -> None:
+        """As for one of them: after their messages are sent."""
+
+        def act() -> None:
+            self.store.confirm_many([(a.key, a.task_id, a.lease_ms) for a in attempts])
+
+        try:
+            act()
+        except StoreUnavailable as error:
+            self._say_store_error("confirm", error, attempts[0])
+            grace_s = min(attempt.grace_ms for attempt in attempts) / 1000
+            self.later.retry(f"confirm that {len(attempts)} tasks are published", act, grace_s)
 
     def key_of_published(self, task_id: str) -> str | None:
         return self._published_here.get(task_id)

@@ -183,6 +183,9 @@ class LockStore(Protocol):
         The lease runs from the ETA where there is one.
         """
 
+    def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
+        """One way: as many acts as (key, task id, lease), in as few messages as the store can."""
+
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         """Publishing failed: forget the pending task and mark its id withdrawn.
 

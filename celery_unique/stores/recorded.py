@@ -34,6 +34,10 @@ class RecordedStore(ABC):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self._act(key, lambda record, us: acts.confirm(record, task_id, lease_ms, us // 1000))
 
+    def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
+        for key, task_id, lease_ms in confirmed:
+            self.confirm(key, task_id, lease_ms)
+
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return self._act(
             key, lambda record, us: acts.give_back(record, task_id, mark_ms, us // 1000)

@@ -209,8 +209,9 @@ def test_an_app_that_does_not_know_the_library_is_an_error(local_app: Celery) ->
 
 def test_two_apps_have_each_their_own_batch(local_app: Celery) -> None:
     other = make_app("memory://")
+    here, there = define(local_app), define(other)
 
-    results = apply_many([define(local_app).s(1), define(other).s(1), define(local_app).s(1)])
+    results = apply_many([here.s(1), there.s(1), here.s(1)])
 
     assert [result.outcome for result in results] == ["created", "created", "deduplicated"]
     assert [len(messages(local_app)), len(messages(other))] == [1, 1]
@@ -275,7 +276,9 @@ def test_by_setting_calls_are_published_without_the_store() -> None:
 def test_eager_calls_are_carried_out(local_app: Celery) -> None:
     local_app.conf.task_always_eager = True
 
-    results = apply_many([define(local_app).s(1), define(local_app).s(2)])
+    rebuild = define(local_app)
+
+    results = apply_many([rebuild.s(1), rebuild.s(2)])
 
     assert [result.get() for result in results] == [1, 2]
 

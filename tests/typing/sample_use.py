@@ -18,6 +18,7 @@ def look_at(task: Any, app: Any) -> None:
         assert_type(lock.duplicates, int)
         assert_type(lock.worker, str | None)
     assert_type(celery_unique.release(key="1:00"), bool)
+    assert_type(celery_unique.apply_many([]), list[Any])
 
 
 def ask(result: celery_unique.UniqueResult) -> None:

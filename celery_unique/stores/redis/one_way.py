@@ -35,10 +35,10 @@ class OneWay:
         self._unflushed = False
         _senders.add(self)
 
-    def send(self, command: Command) -> None:
+    def send(self, *commands: Command) -> None:
         with self._exclusive() as deadline:
             connection = self._open(deadline)
-            message = packed(connection, [command])
+            message = packed(connection, commands)
             try:
                 connection.send_packed_command(message, check_health=False)
             except Disconnected:

@@ -41,6 +41,20 @@ class PublishingContract:
             "first": TaskEntry("w", created.now, lease, "shop.rebuild")
         }
 
+    def test_many_are_confirmed_as_each_of_them_would_be(self, store: LockStore, key: str) -> None:
+        keys = [key, key[:-2] + "aa", key[:-2] + "bb"]
+        for number, each in enumerate(keys):
+            store.acquire(each, claim(f"task{number}"))
+
+        store.confirm_many(
+            [(each, f"task{number}", QUEUE_LEASE) for number, each in enumerate(keys)]
+            + [(key, "unknown", QUEUE_LEASE)]
+        )
+        store.flush()
+
+        states = [[t.state for t in record_of(store, each).tasks.values()] for each in keys]
+        assert states == [["w"], ["w"], ["w"]]
+
     def test_the_lease_of_a_confirmed_task_runs_from_its_eta(
         self, store: LockStore, key: str
     ) -> None:
