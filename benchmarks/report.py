@@ -58,17 +58,24 @@ def _new(new: dict[str, Any]) -> str:
     for name, figures in new.items():
         added = figures.get("added_us")
         in_floors = "" if added is None else f"{added / floor:.2f}"
-        rows.append((name, us(figures["median_us"]), us(added), in_floors))
-    return table(("new call", "median us", "added us", "added, in floors"), rows)
+        fastest = us(figures["p10_us"])
+        rows.append((name, us(figures["median_us"]), us(added), in_floors, fastest))
+    head = ("new call", "median us", "added us", "added, in floors", "fastest tenth, us")
+    return table(head, rows)
 
 
 def _duplicate(again: dict[str, Any]) -> str:
     floor = again[FLOOR]["median_us"]
     rows = [
-        (name, us(figures["median_us"]), f"{figures['median_us'] / floor:,.2f}")
+        (
+            name,
+            us(figures["median_us"]),
+            f"{figures['median_us'] / floor:,.2f}",
+            us(figures["p10_us"]),
+        )
         for name, figures in again.items()
     ]
-    return table(("duplicate call", "median us", "in floors"), rows)
+    return table(("duplicate call", "median us", "in floors", "fastest tenth, us"), rows)
 
 
 def _many(many: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_unique.stores.redis import RedisStore, scripts
+from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
 from celery_unique.stores.redis.store import BATCH
 from tests.kit import RedisServer
@@ -360,6 +360,19 @@ def test_a_script_flush_is_survived(store: RedisStore, client: redis.Redis, key:
     assert duplicate.outcome == "duplicate"
     assert started.verdict == "run"
     assert renewed == [True] * 3
+
+
+@pytest.mark.server
+def test_commands_are_the_same_without_hiredis(
+    store: RedisStore, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "pack_command", None)
+
+    publish(store, key, "größe 1")
+    store.acquire_many([(key, claim("b")), (fresh_key(), claim("c"))])
+    store.flush()
+
+    assert task_of(store, key, "größe 1").duplicates == 1
 
 
 @pytest.mark.server

@@ -130,12 +130,14 @@ class RedisStore(RedisFollowing):
             self._alone.pop((key, claim.task_id), None)
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
-        alone = self._alone.pop((key, task_id), False)
-        script = scripts.CONFIRM_ALONE if alone else scripts.CONFIRM
-        self._send(script, key, task_id, lease_ms)
+        self.confirm_many([(key, task_id, lease_ms)])
 
     def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
-        self._one_way.send(*(self._whole(scripts.CONFIRM, *one) for one in confirmed))
+        self._one_way.send(*(self._whole(self._confirming(*one), *one) for one in confirmed))
+
+    def _confirming(self, key: str, task_id: str, lease_ms: int) -> Script:
+        alone = self._alone.pop((key, task_id), False)
+        return scripts.CONFIRM_ALONE if alone else scripts.CONFIRM
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
