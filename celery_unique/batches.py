@@ -11,7 +11,7 @@ from typing import Any
 from celery import group
 from celery.canvas import Signature, _chain, _chord, maybe_signature
 
-from .coordinator import Attempt, Published
+from .attempts import Attempt, Published
 from .exceptions import BatchInterrupted, CeleryUniqueError, StoreUnavailable
 from .facts import CallFacts
 from .messages import shown

@@ -10,20 +10,20 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from . import conflicts, reports
+from .attempts import Attempt, Published, Send, changed_delay, claim_of, window_ms
 from .breaker import Breaker, StoreSkipped
 from .exceptions import IdempotencyKeyConflict, StoreUnavailable
 from .facts import CallFacts
 from .header import LockHeader
 from .later import Later
-from .leases import Leases, milliseconds
-from .policy import UniquePolicy
+from .leases import Leases
 from .settings import UniqueSettings
-from .stores.base import Acquired, Claim, Holder, LockStore
+from .stores.base import Acquired, Holder, LockStore
 from .stores.record import State, letters, terminal_letters
 
 #: How long a duplicate of an unconfirmed holder waits before it looks again.
@@ -35,50 +35,6 @@ ROUNDS = 5
 REMEMBERED = 512
 #: A holder that has waited this long may have lost its message to a purge.
 LONG_WAIT_MS = 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One call on its way to the broker, with its key."""
-
-    task_name: str
-    task_id: str
-    key: str
-    policy: UniquePolicy
-    grace_ms: int
-    lease_ms: int  # from the ETA, once the message is published
-    delay_ms: int = 0
-    arguments: str = ""
-    keep_ms: int = 0
-    #: The task in whose body the call is made.
-    parent_id: str | None = None
-    #: The call as text, to be kept with the lock: a duplicate then follows the holder under
-    #: its own id, which somebody waits for (a canvas, a callback), instead of getting another's.
-    join: str = ""
-    #: Carried out on the spot: a duplicate that somebody waits for is carried out as well.
-    bypasses: bool = False
-    #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
-    continues: bool = False
-
-
-#: Publishes the message under this id, with this header and this delay in ms (None: as the
-#: call asked), and returns Celery's result.
-Send = Callable[[str, LockHeader | None, int | None], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What became of a call: the id to ask for, the facts, and Celery's result if published."""
-
-    task_id: str
-    facts: CallFacts
-    result: Any = None
-    #: Tasks whose place this one took: their messages will be dropped.
-    superseded: tuple[str, ...] = ()
-    #: The task that the call follows: it keeps its own id, and gets that task's outcome.
-    follows: str = ""
-    #: That task has ended: nobody but the caller will complete the call.
-    ended: bool = False
 
 
 class UniqueTaskCoordinator:
@@ -118,7 +74,7 @@ class UniqueTaskCoordinator:
         return self._publish_unlocked(attempt, send, "its holder kept vanishing")
 
     def _acquire(self, attempt: Attempt) -> Acquired:
-        claim = self._claim(attempt)
+        claim = claim_of(attempt)
         try:
             return self._breaker.run(lambda: self.store.acquire(attempt.key, claim))
         except StoreUnavailable as error:
@@ -127,7 +83,7 @@ class UniqueTaskCoordinator:
 
     def acquire_many(self, attempts: list[Attempt]) -> list[Acquired]:
         """Ask for many locks together; what becomes of each is as if it was asked for alone."""
-        claims = [(attempt.key, self._claim(attempt)) for attempt in attempts]
+        claims = [(attempt.key, claim_of(attempt)) for attempt in attempts]
         try:
             return self._breaker.run(lambda: self.store.acquire_many(claims))
         except StoreUnavailable as error:
@@ -141,25 +97,6 @@ class UniqueTaskCoordinator:
         elif acquired.outcome == "joined":
             self.store.complete_follower(attempt.key, attempt.task_id)
 
-    def _claim(self, attempt: Attempt) -> Claim:
-        policy = attempt.policy
-        states = letters(policy.states)
-        return Claim(
-            task_id=attempt.task_id,
-            task_name=attempt.task_name,
-            states=states,
-            grace_ms=attempt.grace_ms,
-            on_conflict=policy.on_conflict,
-            parent=attempt.parent_id or "",
-            max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
-            window_ms=_window_ms(policy),
-            delay_ms=attempt.delay_ms,
-            keep=terminal_letters(states),
-            keep_ms=attempt.keep_ms,
-            arguments=attempt.arguments,
-            join=attempt.join,
-        )
-
     def header(
         self, attempt: Attempt, task_id: str, created_at: int = 0, outcome: str = "created"
     ) -> LockHeader:
@@ -170,7 +107,7 @@ class UniqueTaskCoordinator:
             namespace=self.settings.namespace,
             store=self._fingerprint,
             created_at=created_at,
-            window_ms=attempt.keep_ms or _window_ms(attempt.policy),
+            window_ms=attempt.keep_ms or window_ms(attempt.policy),
             keep=terminal_letters(letters(attempt.policy.states)),
             arguments=attempt.arguments,
             outcome="" if outcome == "created" else outcome,
@@ -189,9 +126,9 @@ class UniqueTaskCoordinator:
         try:
             if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
                 # So slow that the grace could end before the message is out.
-                self.store.acquire(attempt.key, replace(self._claim(attempt), again=True))
+                self.store.acquire(attempt.key, replace(claim_of(attempt), again=True))
             header = self.header(attempt, attempt.task_id, acquired.now, facts.outcome)
-            result = send(attempt.task_id, header, _changed_delay(attempt, acquired))
+            result = send(attempt.task_id, header, changed_delay(attempt, acquired))
         except BaseException:
             self.give_back(attempt)
             raise
@@ -383,14 +320,3 @@ class UniqueTaskCoordinator:
 
     def _say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:
         reports.store_error(self.app, act, error, attempt.task_name, attempt.task_id, attempt.key)
-
-
-def _window_ms(policy: UniquePolicy) -> int:
-    return milliseconds(policy.period) if policy.period else 0
-
-
-def _changed_delay(attempt: Attempt, acquired: Acquired) -> int | None:
-    """The delay that the store has decided on, where it is not the call's own: that of
-    the task it replaces, or one that no longer postpones it."""
-    delay_ms = max(0, acquired.eta - acquired.now) if acquired.eta else 0
-    return delay_ms if delay_ms != attempt.delay_ms else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import states
 
-from .coordinator import Attempt
+from .attempts import Attempt
 from .header import LockHeader
 from .identities import check_key, policy_for
 from .options import take_call_options

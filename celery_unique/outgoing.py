@@ -11,8 +11,8 @@ from celery import states
 from celery.utils import uuid
 
 from . import reports
+from .attempts import Attempt, Published
 from .completing import Outcome, complete, stored_outcome
-from .coordinator import Attempt, Published
 from .exceptions import DuplicateTask
 from .facts import CallFacts
 from .followers import FollowerCall

@@ -8,9 +8,9 @@ from typing import Any
 import celery
 from celery.utils import uuid
 
+from .attempts import Attempt
 from .calls import Call
 from .continuations import continues, fail_link
-from .coordinator import Attempt
 from .exceptions import CeleryUniqueError, InvalidPolicy
 from .going_on import SendTask, current_request, is_handed_over, is_sent_again, send_on
 from .identities import Identity, identify, policy_for, with_key

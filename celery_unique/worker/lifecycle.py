@@ -17,9 +17,10 @@ from celery_unique.runtime import Runtime
 from celery_unique.stores.record import State
 from celery_unique.worker import remote  # noqa: F401  makes unique_held known
 
+from .gate import new_delivery
 from .reaper import Reaper
 from .renewal import Renewer, held_requests
-from .request import give_gate, new_delivery
+from .request import give_gate
 
 
 class WorkerLife:
