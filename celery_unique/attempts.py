@@ -1,0 +1,90 @@
+"""One call on its way to the broker as plain values: what it asks for, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .facts import CallFacts
+from .header import LockHeader
+from .leases import milliseconds
+from .policy import UniquePolicy
+from .stores.base import Acquired, Claim
+from .stores.record import letters, terminal_letters
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One call on its way to the broker, with its key."""
+
+    task_name: str
+    task_id: str
+    key: str
+    policy: UniquePolicy
+    grace_ms: int
+    lease_ms: int  # from the ETA, once the message is published
+    delay_ms: int = 0
+    arguments: str = ""
+    keep_ms: int = 0
+    #: The task in whose body the call is made.
+    parent_id: str | None = None
+    #: The call as text, to be kept with the lock: a duplicate then follows the holder under
+    #: its own id, which somebody waits for (a canvas, a callback), instead of getting another's.
+    join: str = ""
+    #: Carried out on the spot: a duplicate that somebody waits for is carried out as well.
+    bypasses: bool = False
+    #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
+    continues: bool = False
+
+
+#: Publishes the message under this id, with this header and this delay in ms (None: as the
+#: call asked), and returns Celery's result.
+Send = Callable[[str, LockHeader | None, int | None], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a call: the id to ask for, the facts, and Celery's result if published."""
+
+    task_id: str
+    facts: CallFacts
+    result: Any = None
+    #: Tasks whose place this one took: their messages will be dropped.
+    superseded: tuple[str, ...] = ()
+    #: The task that the call follows: it keeps its own id, and gets that task's outcome.
+    follows: str = ""
+    #: That task has ended: nobody but the caller will complete the call.
+    ended: bool = False
+
+
+def claim_of(attempt: Attempt) -> Claim:
+    """What the store is asked for."""
+    policy = attempt.policy
+    states = letters(policy.states)
+    return Claim(
+        task_id=attempt.task_id,
+        task_name=attempt.task_name,
+        states=states,
+        grace_ms=attempt.grace_ms,
+        on_conflict=policy.on_conflict,
+        parent=attempt.parent_id or "",
+        max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
+        window_ms=window_ms(policy),
+        delay_ms=attempt.delay_ms,
+        keep=terminal_letters(states),
+        keep_ms=attempt.keep_ms,
+        arguments=attempt.arguments,
+        join=attempt.join,
+    )
+
+
+def window_ms(policy: UniquePolicy) -> int:
+    return milliseconds(policy.period) if policy.period else 0
+
+
+def changed_delay(attempt: Attempt, acquired: Acquired) -> int | None:
+    """The delay that the store has decided on, where it is not the call's own: that of
+    the task it replaces, or one that no longer postpones it."""
+    delay_ms = max(0, acquired.eta - acquired.now) if acquired.eta else 0
+    return delay_ms if delay_ms != attempt.delay_ms else None

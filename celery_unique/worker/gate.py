@@ -1,0 +1,240 @@
+"""The gate: what a worker does with a unique message before its body runs.
+
+May it run now, must it wait for another delivery of its id, or is it over? Asked once for
+each message, in the worker's main loop, when Celery is about to hand it to the pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+from celery.bootsteps import RUN
+from celery.worker import state as worker_state
+
+from celery_unique import events, reports
+from celery_unique.continuations import finishing
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.header import HEADER, LockHeader
+from celery_unique.result_meta import SUPERSEDED_BY
+from celery_unique.runtime import Runtime, runtime_of
+from celery_unique.stores.base import Started
+from celery_unique.superseding import reason_of
+
+#: Differs between two lives of a worker with the same name and process id.
+_BOOT = f"{time.time_ns():x}"
+_counter = itertools.count()
+
+#: How long a held back delivery waits before it asks the gate again: twice as long each
+#: time, since a retry waits for milliseconds and a twin for the end of a long task.
+ASK_AGAIN_AFTER_S = 0.02
+ASK_AGAIN_AFTER_AT_MOST_S = 1.0
+
+#: Up to Celery 5.6, on a lost connection.
+POOL_FORGETS = not hasattr(worker_state, "scheduled_requests")
+
+#: An acknowledgement that is sent just before the visibility timeout arrives after it.
+NEARLY = 0.9
+
+
+def new_delivery(hostname: str | None) -> str:
+    """A name that no other message received anywhere has: worker / process / boot / count."""
+    return f"{hostname or socket.gethostname()}/{os.getpid()}/{_BOOT}/{next(_counter)}"
+
+
+class GatedRequest:
+    """In front of Celery's ``Request``: asks the store before the pool gets the task."""
+
+    # Celery's request: here for the type checker.
+    id: str
+    task: Any
+    name: str
+    hostname: str
+    _app: Any
+    _request_dict: dict[str, Any]
+    delivery_info: dict[str, Any]
+    acknowledged: bool
+    _message: Any
+    _eventer: Any
+    _context: Any
+
+    unique_lock: LockHeader | None = None
+    #: The consumer that received this message; the gate opens only after that.
+    unique_consumer: Any = None
+    unique_started = False
+    #: It runs although the store did not answer at the gate.
+    unique_blind = False
+    #: Its pool has forgotten it, and its body has ended.
+    unique_seen_ending = False
+    #: When its lease was last known to be alive, by the clock of this process.
+    unique_alive_at = 0.0
+    _unique_waited = 0
+    _unique_received_at = 0.0
+    _unique_connection = 0
+    _unique_earlier: Any = None
+    #: Why it does not run, for monitors.
+    _unique_dropped_as = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        header = LockHeader.from_message(self._request_dict.get(HEADER))
+        if header is not None and header.task_id == self.id:
+            self.unique_lock = replace(
+                header,
+                delivery=new_delivery(self.hostname),
+                again=False,
+                watched=events.is_watched(self._eventer, self.task),
+            )
+            self._unique_received_at = time.monotonic()
+
+    @property
+    def _runtime(self) -> Runtime:
+        return runtime_of(self._app)
+
+    def revoked(self) -> bool:
+        """Celery's last question before it hands the task to the pool."""
+        if super().revoked():  # type: ignore[misc]
+            return True
+        # Celery also asks on arrival, perhaps long before the ETA: not a start yet.
+        if self.unique_lock is None or self.unique_consumer is None or self.unique_started:
+            return False
+        if _is_stopping(self.unique_consumer):
+            # Its pool takes nothing any more: the message goes back to the queue, and
+            # would be held up there by a start that led to nothing.
+            return True
+        self.unique_alive_at = time.monotonic()
+        started = self._ask_gate(self.unique_lock)
+        if started.verdict == "run":
+            self._let_run(self.unique_lock, started)
+            return False
+        if started.verdict == "wait":
+            self._hold_back()
+        elif started.verdict == "done":
+            self._drop_done()
+        else:
+            self._drop_superseded(started)
+        return True
+
+    def _ask_gate(self, lock: LockHeader) -> Started:
+        holding = self._runtime.holding
+        try:
+            # A retry often arrives while the body that sent it is still ending. No second
+            # message of its own: asked without the mark that a twin would leave.
+            sent_from_body = lock.sent_by and not self._may_exist_twice()
+            if sent_from_body and holding.is_run_by_its_sender(lock):
+                return Started("wait")
+            return holding.start(lock, self.name, lock.delivery, bool(self.task.acks_late))
+        except StoreUnavailable as error:
+            # The task was admitted when it was published: it is not lost over this.
+            reports.store_error(self._app, "start", error, self.name, self.id, lock.key)
+            self.unique_blind = True
+            return Started("run")
+
+    def received_by(self, consumer: Any) -> None:
+        """The message has arrived and its task is not revoked: the gate may be asked."""
+        self.unique_consumer = consumer
+        self._unique_connection = consumer.restart_count
+        self._unique_earlier = self._delivered_earlier()
+
+    def _delivered_earlier(self) -> Any:
+        """Another delivery of this id that this worker runs.
+
+        Up to Celery 5.6 a pool that lost its connection forgets what it runs. While this
+        delivery waits, it keeps the other's request alive, so that its lease is renewed.
+        """
+        earlier = worker_state.requests.get(self.id)
+        if getattr(earlier, "unique_started", True):
+            return earlier
+        return earlier._unique_earlier
+
+    def is_forgotten(self) -> bool:
+        """Whether Celery will not hear of the end of this task, which runs."""
+        if not POOL_FORGETS or not self.unique_started:
+            return False
+        return bool(self.unique_consumer.restart_count != self._unique_connection)
+
+    def _may_exist_twice(self) -> bool:
+        """Whether the broker has, or may have, delivered this message again."""
+        if self.delivery_info.get("redelivered"):
+            return True
+        held_ms = (time.monotonic() - self._unique_received_at) * 1000
+        if held_ms > self._runtime.holding.leases.visibility_ms * NEARLY:
+            return True
+        consumer = self.unique_consumer
+        if consumer is None:
+            return False
+        if consumer.restart_count != self._unique_connection:
+            return True
+        # A stopping worker's event loop is over: acknowledgements of a thread pool wait there
+        # until all of its tasks have ended.
+        asked_to_stop = worker_state.should_stop is not None  # 0, an exit code
+        return asked_to_stop or _is_stopping(consumer)
+
+    def _let_run(self, lock: LockHeader, started: Started) -> None:
+        self.unique_started = True
+        self._tell_body(
+            replace(
+                lock,
+                token=started.token,
+                again=self._may_exist_twice(),
+                watched=events.is_watched(self._eventer, self.task),
+            )
+        )
+        self._runtime.holding.sent_to_pool(lock, self.name)
+
+    def _tell_body(self, lock: LockHeader) -> None:
+        self.unique_lock = lock
+        self._request_dict[HEADER] = lock.as_message()
+
+    def _hold_back(self) -> None:
+        """As Celery holds an ETA: no pool slot, no retry counted, looked at again."""
+        consumer = self.unique_consumer
+        consumer.qos.increment_eventually()
+        pause_s = min(ASK_AGAIN_AFTER_S * 2**self._unique_waited, ASK_AGAIN_AFTER_AT_MOST_S)
+        entry = consumer.timer.call_after(pause_s, consumer.apply_eta_task, (self,), priority=6)
+        self._eta_timer_entry = entry
+        worker_state.reserved_requests.discard(self)
+        if hasattr(worker_state, "task_scheduled"):  # since Celery 5.7
+            worker_state.task_scheduled(self)
+        if not self._unique_waited:
+            reports.held_back(self.name, self.id)
+        self._unique_waited = min(self._unique_waited + 1, 16)  # a power of two
+
+    def _drop_done(self) -> None:
+        """This id has ended under another delivery: touch neither its result nor its state."""
+        reports.dropped(self.name, self.id, "it has already ended")
+        worker_state.task_ready(self)
+        super().acknowledge()  # type: ignore[misc]
+
+    def _drop_superseded(self, started: Started) -> None:
+        reason = reason_of(started.mark, started.by)
+        reports.dropped(self.name, self.id, reason)
+        self._unique_dropped_as = reason
+        self._context.__dict__[SUPERSEDED_BY] = started.by or None
+        with finishing():
+            super()._announce_revoked(reason, False, None, False)  # type: ignore[misc]
+        # After the acknowledgement: until then the message can come back.
+        if self.unique_lock is not None and not self._may_exist_twice():
+            self._runtime.holding.dropped(self.unique_lock, self.name)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
+        if self.unique_lock is not None:
+            if type == "task-started":  # until it has a result
+                fields["result"] = events.shown_as_unique(self.unique_lock.key)
+            elif type == "task-revoked" and self._unique_dropped_as:
+                fields["result"] = self._unique_dropped_as
+        super().send_event(type, **fields)  # type: ignore[misc]
+
+    def on_accepted(self, *args: Any, **kwargs: Any) -> None:
+        if self.unique_lock is not None:
+            self._runtime.holding.taken_by_pool(self.unique_lock, self.name)
+        super().on_accepted(*args, **kwargs)  # type: ignore[misc]
+
+
+def _is_stopping(consumer: Any) -> bool:
+    controller = consumer.controller
+    return controller is not None and controller.blueprint.state != RUN
