@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 import traceback
@@ -43,6 +44,8 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parsed(arguments)
+    # Stopped by a signal it stops its servers and workers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     document = measured(SIZES[options.sizes], options.sizes, options.only)
     for name, text in report.sections(document).items():
         print(f"\n{name}\n{text}")
