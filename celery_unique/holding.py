@@ -296,6 +296,7 @@ class Holding:
             mark_ms=self.leases.queue_ms,
             settle_later=settle_later or header.again,
             run_lease_ms=self.leases.run_ms,
+            token=header.token,
         )
 
     def _say_finished(

@@ -136,6 +136,9 @@ class Finish:
     #: How long this delivery is believed alive while it completes followers; its own delivery
     #: lease if that is longer. A task that never started has none.
     run_lease_ms: int = 0
+    #: The token of the start that ends here, 0 for none: a delivery that stood still is told
+    #: from the one that took its task over, also after that has let go of it for a retry.
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

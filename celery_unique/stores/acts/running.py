@@ -113,7 +113,7 @@ def retry(
 def finish(record: Record, finish: Finish, now: int) -> Finished:
     record.purge(now)
     task = record.tasks.get(finish.task_id)
-    if task is None or not _may_finish(task, finish.delivery):
+    if task is None or not _may_finish(task, finish):
         return Finished("not_yours")
     followed = is_followed(record, finish.task_id)
     if task.ending:  # a hard time limit reports twice
@@ -149,10 +149,10 @@ def _end_limbo(record: Record, finish: Finish, now: int) -> None:
         finalise(record, finish.task_id, now + finish.mark_ms)
 
 
-def _may_finish(task: TaskEntry, delivery: str) -> bool:
+def _may_finish(task: TaskEntry, finish: Finish) -> bool:
     if not task.delivery:  # never started here: revoked or expired, or the gate was blind
-        return not task.terminal
-    return task.delivery == delivery and (task.state == "r" or task.ending)
+        return not task.terminal and finish.token in (0, task.token)
+    return task.delivery == finish.delivery and (task.state == "r" or task.ending)
 
 
 def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:

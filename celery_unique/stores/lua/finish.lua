@@ -4,18 +4,22 @@
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
---          delivery is believed alive while it completes followers (times in ms)
+--          delivery is believed alive while it completes followers, 9 token of the start that
+--          ends, or "" (times in ms)
 -- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
 --          {"not_yours"}
 local field, delivery = "t:" .. ARGV[2], ARGV[3]
 local state, retention, settle_later = ARGV[4], tonumber(ARGV[5]), ARGV[6] == "1"
-local mark_until = now + tonumber(ARGV[7])
+local mark_until, token = now + tonumber(ARGV[7]), ARGV[9]
 
 local task = record[field]
 if not task then return {"not_yours"} end
 local ending, duplicates = task[FLAGS]:find("e"), task[DUPLICATES]
 local mine = task[DELIVERY] == delivery and (task[STATE] == "r" or ending)
-if task[DELIVERY] == "" then mine = not task[STATE]:find("[cdx]") end
+-- Nobody has it: but a delivery that stood still, and was taken over, has lost it all the same.
+if task[DELIVERY] == "" then
+  mine = not task[STATE]:find("[cdx]") and (token == "" or token == task[TOKEN])
+end
 if not mine then return {"not_yours"} end
 -- A hard time limit reports twice.
 if ending then return {"ended", 1, duplicates, is_followed(ARGV[2]) and 1 or 0} end

@@ -198,6 +198,7 @@ class RedisStore(RedisFollowing):
             _flag(finish.settle_later),
             finish.mark_ms,
             finish.run_lease_ms,
+            finish.token or "",
         )
         if verdict == b"not_yours":
             return Finished("not_yours")

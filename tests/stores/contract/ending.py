@@ -23,6 +23,7 @@ from tests.stores.factories import (
     now_of,
     publish,
     record_of,
+    retry,
     run,
     settle,
     start,
@@ -350,3 +351,19 @@ class EndingContract:
         advance(store, RUN_LEASE)
 
         assert not record_of(store, key)
+
+    def test_a_delivery_that_was_taken_over_does_not_end_the_retry_of_the_other(
+        self, store: LockStore, key: str
+    ) -> None:
+        """After the retry no delivery is recorded, but the token tells whose start it was."""
+        old = run(store, key, "first", "d1").token
+        advance(store, RUN_LEASE)
+        new = store.start(key, start("first", "d2")).token
+        retry(store, key, "first", "d2")
+
+        late = store.finish(key, finish("first", "d1", token=old))
+
+        assert late == Finished("not_yours")
+        assert store.acquire(key, claim("second")).outcome == "duplicate"
+        # Its own delivery may, though it let go of it: a retry whose body then ends all the same.
+        assert store.finish(key, finish("first", "d2", token=new)).verdict == "ended"
