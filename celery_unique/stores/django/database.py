@@ -51,12 +51,17 @@ def _url_of(alias: str) -> URL:
         return _postgresql_url(settings)
     if connection.vendor == "sqlite":
         return _sqlite_url(settings, what)
-    reason = (
-        "there is no lock store on MySQL and MariaDB yet"
-        if connection.vendor == "mysql"
-        else f"there is no lock store on {connection.display_name}"
+    if connection.vendor == "mysql":
+        raise refused(
+            what,
+            "Django's settings of MySQL and MariaDB belong to another driver than the lock store's. "
+            "Give it a URL of its own: mysql+pymysql://USER:PASSWORD@HOST/NAME",
+        )
+    raise refused(
+        what,
+        f"there is no lock store on {connection.display_name}. Use a PostgreSQL or SQLite "
+        "database, or a redis:// URL",
     )
-    raise refused(what, f"{reason}. Use a PostgreSQL or SQLite database, or a redis:// URL")
 
 
 def _connection(alias: str) -> Any:
