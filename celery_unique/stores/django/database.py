@@ -54,8 +54,8 @@ def _url_of(alias: str) -> URL:
     if connection.vendor == "mysql":
         raise refused(
             what,
-            "Django's settings of MySQL and MariaDB belong to another driver than the lock store's. "
-            "Give it a URL of its own: mysql+pymysql://USER:PASSWORD@HOST/NAME",
+            "Django's settings of MySQL and MariaDB are those of another driver than the lock "
+            "store's. Give it a URL of its own: mysql+pymysql://USER:PASSWORD@HOST/NAME",
         )
     raise refused(
         what,
