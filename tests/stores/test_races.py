@@ -110,7 +110,7 @@ def test_no_call_that_joins_is_lost_while_the_holder_ends(
 ) -> None:
     began = time.monotonic()
 
-    rounds = racers.race(joining_racer, raced_url, "joining", rounds=20)
+    rounds = racers.race(joining_racer, raced_url, "joining", rounds=12)
 
     took_s = time.monotonic() - began
     figures: Counter[str] = Counter()
