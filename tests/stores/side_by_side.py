@@ -45,6 +45,9 @@ class SideBySide:
     def count(self, what: str) -> None:
         self.figures["acts"] += 1
         self.figures[what] += 1
+        # No two tasks are of the same millisecond: which one a store chooses would be chance,
+        # and a history that is played again would take another course.
+        self.store.clock_offset_ms += 1
 
     # -- time, in minutes since this history began --------------------------
 

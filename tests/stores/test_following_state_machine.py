@@ -125,7 +125,7 @@ def test_the_store_answers_as_the_model_does_about_followers(
 ) -> None:
     kind = request.node.callspec.id
 
-    figures = check(store, kind, budget(kind, share=0.6), FollowersAgainstModel)
+    figures = check(store, kind, budget(kind, share=0.3), FollowersAgainstModel)
 
     report(told(figures, f"{kind}, followers"))
 

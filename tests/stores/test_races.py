@@ -130,7 +130,7 @@ def test_no_call_that_joins_is_lost_while_the_holder_ends(
     request: pytest.FixtureRequest,
     report: Callable[[str], None],
 ) -> None:
-    number = 8 if request.node.callspec.id == "mariadb" else 20
+    number = 8 if request.node.callspec.id == "mariadb" else 12
     began = time.monotonic()
 
     rounds = racers.race(joining_racer, raced_url, "joining", rounds=number)
