@@ -7,8 +7,9 @@ BIN := .venv/bin
 
 # Extra arguments for pytest: make test-fast ARGS="-k policy"
 ARGS ?=
-# How many test processes run at once. Each has servers of its own.
-PROCESSES ?= 2
+# How many test processes run at once: more than cores, since many tests wait. Each has servers of
+# its own.
+PROCESSES ?= 4
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
 # What make test-django runs: the oldest supported Django, and the newest that the newest Python
@@ -21,7 +22,9 @@ DJANGO_TESTS = tests/django tests/stores/test_django_contract.py tests/stores/te
 MINUTES ?= 10
 SEED ?=
 
-PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile
+# By file, in the order in which tests/conftest.py puts them.
+DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo example test test-fast test-versions test-django chaos bench bench-docs lint docs services
@@ -44,12 +47,12 @@ test-fast: .venv/.installed-dev ## The tests that need no server, in under a min
 test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that depend on Celery's version, on the older ones
 
 test-celery-%: .cache/celery-%/.installed
-	.cache/celery-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile -m versions $(ARGS)
+	.cache/celery-$*/bin/python -m pytest $(DISTRIBUTED) -m versions $(ARGS)
 
 test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Django integration, on the oldest and the newest Django
 
 test-django-%: .cache/django-%/.installed
-	.cache/django-$*/bin/python -m pytest -n $(PROCESSES) --dist loadfile $(DJANGO_TESTS) $(ARGS)
+	.cache/django-$*/bin/python -m pytest $(DISTRIBUTED) $(DJANGO_TESTS) $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

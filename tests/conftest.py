@@ -48,11 +48,22 @@ SERVER_FIXTURES = frozenset(
 )
 
 
+#: Directories whose files take long, and mostly wait: they begin first, so that the many short
+#: files fill the gaps and no process ends with a long file of its own.
+LONG = ("acceptance", "chaos", "example", "django", "smoke", "stores", "integration")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("server")
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    directory = item.path.relative_to(Path(__file__).parent).parts[0]
+    return LONG.index(directory) if directory in LONG else len(LONG)
 
 
 def _must_be_marked(request: pytest.FixtureRequest) -> None:

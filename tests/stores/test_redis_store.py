@@ -376,45 +376,6 @@ def test_commands_are_the_same_without_hiredis(
 
 
 @pytest.mark.server
-def test_a_confirmation_is_short_where_it_can_be_and_whole_where_it_must(
-    url: str, client: redis.Redis, key: str
-) -> None:
-    store = RedisStore.from_url(url)
-    sent: list[bytes] = []
-    send = store._one_way.send
-    store._one_way.send = lambda command: (sent.append(command[1]), send(command))[1]
-
-    publish(store, key, "a")
-    publish(store, key, "b", on_conflict="replace")
-    store.confirm(key, "somebody else's", QUEUE_LEASE)
-    store.flush()
-
-    alone, whole = scripts.CONFIRM_ALONE.body, scripts.CONFIRM.body
-    assert sent == [alone, whole, whole]
-    assert len(alone) < 1000 < len(whole)
-    assert list(record_of(store, key).tasks) == ["b"]
-    assert record_of(store, key).marks["a"].kind == "superseded"
-    store.close()
-
-
-@pytest.mark.server
-def test_a_short_confirmation_leaves_what_joined_meanwhile(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
-    store.acquire(key, claim("a"))
-    store.acquire(key, claim("b", join="its message"))  # follows a task that is still pending
-
-    store.confirm(key, "a", QUEUE_LEASE)
-    store.flush()
-
-    record = record_of(store, key)
-    assert record.tasks["a"].state == "w"
-    assert record.tasks["a"].duplicates == 1
-    assert record.following is not None
-    assert client.pttl(f"cu:{{{bucket_of(key)}}}:{key}") > QUEUE_LEASE - 5000
-
-
-@pytest.mark.server
 def test_one_way_acts_survive_a_script_flush(
     store: RedisStore, client: redis.Redis, key: str
 ) -> None:

@@ -666,9 +666,18 @@ def test_times_are_those_of_the_server(
         ("sqlite://", "memory://"),
         ("sqlite:///:memory:", "memory://"),
         ("sqlite:///file:locks?mode=memory&uri=true", "memory://"),
-        ("sqlite+aiosqlite:///locks.db", r"write postgresql\+psycopg:// or sqlite:///"),
-        ("postgresql+psycopg2://host/db", r"write postgresql\+psycopg:// or sqlite:///"),
-        ("postgresql+asyncpg://host/db", r"write postgresql\+psycopg:// or sqlite:///"),
+        (
+            "sqlite+aiosqlite:///locks.db",
+            r"write postgresql\+psycopg://, mysql\+pymysql:// or sqlite:///",
+        ),
+        (
+            "postgresql+psycopg2://host/db",
+            r"write postgresql\+psycopg://, mysql\+pymysql:// or sqlite:///",
+        ),
+        (
+            "postgresql+asyncpg://host/db",
+            r"write postgresql\+psycopg://, mysql\+pymysql:// or sqlite:///",
+        ),
         ("postgresql://user:geheim@host:port/db", "is not a database URL"),
         ("sqlite:///locks.db?pool_size=0", "pool_size='0'.*a whole number above 0"),
         ("sqlite:///locks.db?pool_size=many", "pool_size='many'"),

@@ -33,7 +33,6 @@ FOLLOWING = "following"
 
 ACQUIRE = load("acquire", FOLLOWING)
 CONFIRM = load("confirm", FOLLOWING)
-CONFIRM_ALONE = _load("confirm_alone")
 GIVE_BACK = load("give_back", FOLLOWING)
 HELP = load("help")
 CANCEL = load("cancel", FOLLOWING)

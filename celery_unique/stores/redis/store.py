@@ -34,8 +34,6 @@ from .scripts import Script
 
 #: Commands sent at once before their replies are read.
 BATCH = 500
-#: Ids kept until their confirmation; those that are forgotten are confirmed at more length.
-MOST_ALONE = 10_000
 
 
 class RedisStore(RedisFollowing):
@@ -56,9 +54,6 @@ class RedisStore(RedisFollowing):
     ) -> None:
         self.clock_offset_ms = 0
         self._address = address
-        #: Keys and ids whose lock was taken here and has no part in any other: their
-        #: confirmation, which is sent whole every time, is a short one.
-        self._alone: dict[tuple[str, str], bool] = {}
         self._layout = Layout(namespace, key_prefix)
         one_server = Connections(address, timeout_s)
         self._connections: Exchanging = connections or one_server
@@ -91,14 +86,11 @@ class RedisStore(RedisFollowing):
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
         [reply] = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
-        self._note_alone(key, claim, reply)
         return _acquired(reply, claim)
 
     def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
         replies = self._run_all(scripts.ACQUIRE, commands, _again)
-        for (key, claim), reply in zip(claims, replies, strict=True):
-            self._note_alone(key, claim, reply)
         return [_acquired(reply, claim) for reply, (_, claim) in zip(replies, claims, strict=True)]
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
@@ -121,23 +113,11 @@ class RedisStore(RedisFollowing):
             _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
         )
 
-    def _note_alone(self, key: str, claim: Claim, reply: Any) -> None:
-        if isinstance(reply, int):  # created, with nothing to add
-            if len(self._alone) >= MOST_ALONE:
-                self._alone.clear()
-            self._alone[key, claim.task_id] = True
-        else:
-            self._alone.pop((key, claim.task_id), None)
-
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self.confirm_many([(key, task_id, lease_ms)])
 
     def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
-        self._one_way.send(*(self._whole(self._confirming(*one), *one) for one in confirmed))
-
-    def _confirming(self, key: str, task_id: str, lease_ms: int) -> Script:
-        alone = self._alone.pop((key, task_id), False)
-        return scripts.CONFIRM_ALONE if alone else scripts.CONFIRM
+        self._one_way.send(*(self._whole(scripts.CONFIRM, *one) for one in confirmed))
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
