@@ -42,8 +42,10 @@ class Child(NamedTuple):
 
 def main():
     options = parse()
-    # Like Ctrl-C, so that whoever ends it has it cleaned up.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Like Ctrl-C, so that whoever ends it has it cleaned up. Ctrl-C itself is ignored where a shell
+    # has started this in the background, unless it is asked for.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         run(options)
     except KeyboardInterrupt:

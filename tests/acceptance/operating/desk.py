@@ -74,8 +74,10 @@ class Desk:
         return runtime_of(self.app).store
 
     def environment(self, **settings: Any) -> dict[str, str]:
+        # The width is the terminal's, or that of none: not of whatever runs the tests.
+        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         return {
-            **os.environ,
+            **inherited,
             "PYTHONPATH": str(REPOSITORY),
             "OPERATED_APP": json.dumps(self.settings(**settings)),
         }
