@@ -6,6 +6,7 @@ own Redis and RabbitMQ containers, and a worker image built from the Dockerfile 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 from pytest_celery import *  # noqa: F403 - its fixtures, for this directory alone
-from pytest_celery import ALL_CELERY_BROKERS, CeleryTestBroker, CeleryWorkerContainer
+from pytest_celery import (
+    ALL_CELERY_BROKERS,
+    CeleryTestBackend,
+    CeleryTestBroker,
+    CeleryWorkerContainer,
+    RedisTestBackend,
+)
 from pytest_docker_tools import build
 
 from tests.kit import RabbitMQServer, RedisServer
@@ -38,6 +46,25 @@ def celery_broker(request: pytest.FixtureRequest) -> Iterator[CeleryTestBroker]:
     broker: CeleryTestBroker = request.getfixturevalue(request.param)
     yield broker
     broker.teardown()
+
+
+class ResultsByType(RedisTestBackend):
+    """As pytest-celery's, which asks every object of the process by ``isinstance`` whether it is
+    a result. Django, which other tests import, has objects that answer only once it is set up."""
+
+    def teardown(self) -> None:
+        gc.collect()
+        for each in gc.get_objects():
+            if issubclass(type(each), AsyncResult):
+                each.backend = None  # its server goes first
+        CeleryTestBackend.teardown(self)
+
+
+@pytest.fixture
+def celery_redis_backend(default_redis_backend: Any) -> Iterator[RedisTestBackend]:
+    backend = ResultsByType(default_redis_backend)
+    yield backend
+    backend.teardown()
 
 
 @pytest.fixture
