@@ -229,6 +229,7 @@ def test_a_holder_that_waits_for_its_retry_is_replaced(app: Celery, strategy: st
     with working(app):
         first = shop.call(1)
         eventually(lambda: shop.holder.state == "retryable", ignoring=AttributeError)
+        eventually(lambda: state_of(app, first)[0] == "RETRY")  # Celery stores it a moment later
         shop.retries = False
         second = shop.call(2)
 

@@ -14,7 +14,7 @@ from celery_unique.stores import open_store
 pytestmark = pytest.mark.server
 
 #: Redis doubles its tables as keys grow: as full a table as that of 100,000 locks.
-LOCKS = 3_200
+LOCKS = 25_600
 
 
 @pytest.fixture(scope="module")

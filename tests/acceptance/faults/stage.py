@@ -93,6 +93,18 @@ class FaultStage(Stage):
     def ends(self, tag: str) -> list[dict[str, Any]]:
         return self.props.notes(tag, "end")
 
+    def wait_until_a_body_waits(self) -> None:
+        """It has noted its begin, and now waits for the test's word: whoever waits longest gets
+        the next one."""
+        redis = self.props.redis
+        database = str(redis.connection_pool.connection_kwargs.get("db", 0))
+
+        def waits() -> bool:
+            clients = redis.client_list()
+            return any(one["cmd"] == "blpop" and one["db"] == database for one in clients)
+
+        eventually(waits, message="no body waits for a word")
+
     def wait_for_begin(self, tag: str, number: int = 1, timeout: float = 15.0) -> dict[str, Any]:
         eventually(
             lambda: len(self.begins(tag)) >= number,

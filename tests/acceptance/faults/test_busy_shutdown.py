@@ -35,7 +35,9 @@ def test_its_key_does_not_lapse_however_long_the_shutdown_takes(
     time.sleep(2 * RUN_LEASE_S)
     assert stage.duplicate("hold", f"waiting-{tag}").id == waiting.id
     stage.props.let_go(tag)
-    assert worker.stop() == 0
+    # No second signal: at the very end of a process it kills.
+    eventually(lambda: not worker.is_running(), timeout=30)
+    assert worker.exit_code == 0
 
     assert stage.end_of(running, "SUCCESS")
     stage.start_worker()
@@ -65,6 +67,8 @@ def test_a_task_that_ends_in_the_shutdown_of_its_worker_does_not_run_again(
     time.sleep(1)
     stage.props.let_go(f"goes-on-{tag}")
 
-    assert worker.stop() == 0
+    # No second signal: at the very end of a process it kills.
+    eventually(lambda: not worker.is_running(), timeout=30)
+    assert worker.exit_code == 0
     assert stage.end_of(goes_on, "SUCCESS")
     assert len(stage.begins(f"ends-{tag}")) == 1

@@ -100,6 +100,7 @@ def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
     begun = stage.wait_for_begin(tag)
     frozen = next(w for w in stage.workers if w.hostname == begun["worker"])
 
+    stage.wait_until_a_body_waits()
     frozen.sigstop()
     with Caller(stage, "hold", tag) as caller:
         second = caller.wait_for_admission(timeout=RUN_LEASE_S + RENEWAL_S + SLACK_S)
@@ -142,6 +143,7 @@ def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(
     begun = stage.wait_for_begin(tag)
     frozen = next(w for w in stage.workers if w.hostname == begun["worker"])
 
+    stage.wait_until_a_body_waits()
     frozen.sigstop()
     again = stage.wait_for_begin(tag, 2, timeout=20)
     held = stage.entry("hold_late", tag)

@@ -31,6 +31,7 @@ def test_it_does_not_acknowledge_the_message_of_the_one_that_took_over(
     if stage.wait_for_begin(tag)["worker"] != first.hostname:
         first, second = second, first
 
+    stage.wait_until_a_body_waits()
     first.sigstop()
     assert stage.wait_for_begin(tag, 2)["worker"] == second.hostname
     first.sigcont()
