@@ -44,7 +44,7 @@ example: .venv/.installed-example ## A Django shop to press buttons in; ARGS=--h
 test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ, PostgreSQL and MariaDB
 	$(PYTEST) $(ARGS) || $(AGAIN_ALONE)
 
-test-fast: .venv/.installed-dev ## The tests that need no server, in under a minute
+test-fast: .venv/.installed-dev ## The tests that need no server, in a minute or two
 	$(PYTEST) -m "not server and not slow and not versions" $(ARGS)
 
 test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that depend on Celery's version, on the older ones
