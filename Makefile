@@ -7,9 +7,9 @@ BIN := .venv/bin
 
 # Extra arguments for pytest: make test-fast ARGS="-k policy"
 ARGS ?=
-# How many test processes run at once. Each has servers of its own; with more of them than cores,
-# tests of kills and pauses see what the machine does instead.
-PROCESSES ?= 2
+# How many test processes run at once: one more than the two cores of a small machine, since many
+# tests wait. Each has servers of its own.
+PROCESSES ?= 3
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
 # What make test-django runs: the oldest supported Django, and the newest that the newest Python
