@@ -274,7 +274,7 @@ class Holding:
 
         def carry_out() -> None:
             act()
-            self.store.flush()  # what is sent one way into a broken connection is lost
+            self.store.flush()  # told one way, it is told once the store has carried it out
 
         self.later.retry(
             f"{name} of {task_name}[{header.task_id}]", carry_out, self.leases.queue_ms / 1000

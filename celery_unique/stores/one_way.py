@@ -73,6 +73,10 @@ class OneWay:
             self._changed.wait_for(lambda: self._over >= goal, timeout_s)
             return max(0, goal - self._over)
 
+    def is_current(self) -> bool:
+        """Whether this is the thread that carries acts out, and not a caller that must."""
+        return threading.current_thread() is self._thread
+
     def forget(self) -> None:
         """In a forked child: the parent has the thread and carries out what it queued."""
         self._begin()

@@ -15,6 +15,7 @@ from celery import Celery
 
 from celery_unique import DuplicateTask, lookup
 from celery_unique.runtime import runtime_of
+from celery_unique.stores.redis import scripts
 from tests.integration.apps import flush, make_app
 from tests.kit import RedisServer, TcpProxy, Worker
 
@@ -30,21 +31,25 @@ class Command(NamedTuple):
     def name(self) -> str:
         return self.text.split(" ", 1)[0].upper()
 
+    @property
+    def is_one_way(self) -> bool:
+        return any(script.sha in self.text for script in ONE_WAY)
+
 
 #: What a connection says when it is opened, and what a test says to wait for the end.
 OPENING = ("HELLO", "AUTH", "SELECT", "CLIENT", "ECHO")
+ONE_WAY = (scripts.CONFIRM, scripts.SETTLE, scripts.FORGET)
 
 
 class Traffic:
     """The commands that clients sent to one database; what a script does inside is none."""
 
     def __init__(self, commands: list[Command], database: int) -> None:
-        silent = {c.client for c in commands if c.text.upper().startswith("CLIENT REPLY OFF")}
         asked = [c for c in commands if c.database == database and c.name not in OPENING]
-        #: Each of these is answered, and somebody waits for the answer.
-        self.blocking = [c.name for c in asked if c.client not in silent]
-        #: On a connection whose replies are off nobody can wait.
-        self.one_way = [c.name for c in asked if c.client in silent]
+        #: Somebody waits for the answer to each of these.
+        self.blocking = [c.name for c in asked if not c.is_one_way]
+        #: Sent by a thread of their own: see test_nobody_waits_for_the_confirmation.
+        self.one_way = [c.name for c in asked if c.is_one_way]
 
 
 class Watched:
@@ -112,8 +117,6 @@ def rebuild(app: Celery) -> Any:
 
 def traffic_of(app: Celery, watched: Watched, call: Callable[[], Any]) -> Traffic:
     with watched.during() as seen:
-        # The connection without replies said so when it was opened: it is told anew.
-        runtime_of(app).store._one_way.close()
         call()
         flush(app)
     return Traffic(seen, database_of(app))
@@ -126,7 +129,7 @@ def test_a_new_call_is_one_blocking_round_trip(app: Celery, rebuild: Any, watche
     traffic = traffic_of(app, watched, lambda: rebuild.delay(7))
 
     assert traffic.blocking == ["EVALSHA"]
-    assert traffic.one_way == ["EVAL"]
+    assert traffic.one_way == ["EVALSHA"]
 
 
 def test_a_duplicate_is_one_blocking_round_trip(
@@ -168,7 +171,7 @@ def test_calls_of_one_process_in_a_row_do_not_wait_for_their_own_confirmations(
     traffic = traffic_of(app, watched, call)
 
     assert traffic.blocking == ["EVALSHA"] * 100
-    assert traffic.one_way == ["EVAL"] * 50
+    assert traffic.one_way == ["EVALSHA"] * 50
 
 
 def test_nobody_waits_for_the_confirmation(
@@ -272,11 +275,10 @@ def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
     rebuild.delay(0).get(timeout=20)  # connected, and the scripts are known
 
     with watched.during() as seen:
-        runtime_of(app).store._one_way.close()
         assert [rebuild.delay(n).get(timeout=20) for n in range(1, 11)] == list(range(1, 11))
         flush(app)
 
     traffic = Traffic(seen, database_of(app))
     # Ten calls, ten starts, ten ends; and the confirmations, for which nobody waits.
     assert traffic.blocking == ["EVALSHA"] * 30
-    assert traffic.one_way == ["EVAL"] * 10
+    assert traffic.one_way == ["EVALSHA"] * 10

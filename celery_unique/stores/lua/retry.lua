@@ -3,7 +3,7 @@
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 lease, 5 "1" when there may be two messages
 --          (times in ms)
--- Returns  1 done, 0 no effect: not active, or another delivery's (one way: nobody reads it)
+-- Returns  1 done, 0 no effect: not active, or another delivery's
 local field, delivery = "t:" .. ARGV[2], ARGV[3]
 local lease, copies = tonumber(ARGV[4]), ARGV[5] == "1"
 

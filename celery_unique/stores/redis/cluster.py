@@ -13,7 +13,6 @@ from celery_unique.stores.failing_over import FailOvers, ServerFacts
 from celery_unique.stores.record import Record
 
 from .cluster_nodes import ClusterConnections
-from .cluster_one_way import QueuedOneWay
 from .recent import Recent
 from .server_groups import Cluster, cluster_of
 from .store import BATCH, RedisStore
@@ -44,14 +43,12 @@ class ClusterStore(RedisStore):
                 "the key: leave it out",
                 setting="broker_transport_options",
             )
-        connections = ClusterConnections(cluster, timeout_s)
         super().__init__(
             cluster.seeds[0],
             namespace=namespace,
             timeout_s=timeout_s,
             key_prefix=key_prefix,
-            connections=connections,
-            one_way=QueuedOneWay(connections),
+            connections=ClusterConnections(cluster, timeout_s),
         )
 
     @classmethod

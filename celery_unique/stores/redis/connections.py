@@ -54,8 +54,6 @@ class Connections:
     Own code in place of redis-py's pool and client, whose retries know no total time.
     """
 
-    epoch = 0  # of one server there is only one
-
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s

@@ -1,149 +1,138 @@
-"""Acts that nobody waits for: sent on a connection of their own whose replies are off."""
+"""Acts that nobody waits for: a thread sends those of a moment together, and hears the replies."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import Any, NamedTuple
 
-from redis.exceptions import ConnectionError as Disconnected
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as TimedOut
+from redis.exceptions import NoScriptError, ResponseError
 
 from celery_unique.exceptions import StoreUnavailable
+from celery_unique.stores.one_way import OneWay as Acts
+from celery_unique.stores.one_way import logger
 
-from .address import Connection
-from .connections import Command, packed, reply_of, set_deadline
+from .connections import Command, Exchanging
+from .scripts import Script
+
+#: How long the thread waits for more before it sends: a row of calls is told in one go, and a
+#: caller that looks again because it met an unconfirmed lock does so no sooner than this.
+GATHER_S = 0.001
+#: Sent at once before their replies are read.
+BATCH = 500
+#: How long an act is tried again while the store does not answer. By then its lock has lapsed.
+PATIENCE_S = 3600.0
+#: Between two attempts; the last one repeats.
+PAUSES_S = (0.1, 0.2, 0.5, 1.0)
+
+
+class _Act(NamedTuple):
+    script: Script
+    command: Command
+    give_up_at: float
+
 
 _senders: weakref.WeakSet[OneWay] = weakref.WeakSet()
 
 
-class Connecting(Protocol):
-    """What one-way acts need of a store's connections."""
-
-    timeout_s: float
-
-    @property
-    def epoch(self) -> int:
-        """Another number once connections made before must not be used any more."""
-
-    def connect(self, deadline: float) -> Connection: ...
-
-    def unavailable(self, error: Exception) -> StoreUnavailable: ...
-
-
-FLUSHED = b"celery_unique flushed"
-
-
-class Sending(Protocol):
-    """What a store needs for its one-way acts."""
-
-    def send(self, *commands: Command) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class OneWay:
-    """Sends and returns: about as long as one system call takes.
+    """Puts the act into a queue and returns: the caller does not even wake the server.
 
-    Commands arrive in the order in which they were sent here, but may be overtaken
-    by those on other connections. What was sent before the server died is lost.
+    Each may be carried out late or twice without harm, so what got no reply is sent again: an
+    act is lost only with its process. Acts may be overtaken by those that somebody waits for.
     """
 
-    def __init__(self, connections: Connecting) -> None:
+    def __init__(self, connections: Exchanging) -> None:
         self._connections = connections
-        self._connection: Connection | None = None
-        self._mutex = threading.Lock()
-        self._unflushed = False
-        self._epoch = 0
+        self._thread = Acts(connections.timeout_s)
+        self._begin()
         _senders.add(self)
 
-    def send(self, *commands: Command) -> None:
-        with self._exclusive() as deadline:
-            connection = self._open(deadline)
-            message = packed(connection, commands)
-            try:
-                connection.send_packed_command(message, check_health=False)
-            except Disconnected:
-                self._connect(deadline).send_packed_command(message, check_health=False)
-            self._unflushed = True
+    def _begin(self) -> None:
+        self._waiting: deque[_Act] = deque()
+        self._is_called = False  # whether the thread is yet to come and take what waits
+        self._is_closed = False
+        self._hurry = threading.Event()  # somebody waits after all
+
+    def send(self, script: Script, commands: Iterable[Command]) -> None:
+        self._is_closed = False
+        give_up_at = monotonic() + PATIENCE_S
+        # There first: the thread forgets that it was called before it takes what waits.
+        self._waiting.extend(_Act(script, command, give_up_at) for command in commands)
+        if not self._is_called:
+            self._is_called = True
+            self._thread.put(self._send_waiting)
 
     def flush(self) -> None:
-        """Wait until everything sent before was carried out."""
-        with self._exclusive() as deadline:
-            if not self._unflushed:
-                return
-            self._unflushed = False
-            connection = self._connection
-            if connection is None:
-                raise Disconnected("the connection broke: one-way acts may be lost")
-            set_deadline(connection, deadline)
-            commands = [("CLIENT", "REPLY", "ON"), ("ECHO", FLUSHED), ("CLIENT", "REPLY", "OFF")]
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            # Replies that were not off after all (a proxy that ignores CLIENT REPLY) come first.
-            while reply_of(connection) != FLUSHED:
-                pass
+        self._hurry.set()
+        self._thread.flush()
 
     def close(self) -> None:
-        with self._mutex:
-            self._drop()
+        self._thread.drain(self._connections.timeout_s)
+        self._is_closed = True
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[float]:
-        deadline = monotonic() + self._connections.timeout_s
-        try:
-            if not self._mutex.acquire(timeout=self._connections.timeout_s):
-                raise TimedOut("another thread is still sending")
+    def _send_waiting(self) -> None:
+        if self._thread.is_current():
+            self._hurry.wait(GATHER_S)
+            self._hurry.clear()
+        self._is_called = False
+        while self._waiting:
+            self._send(self._taken())
+
+    def _taken(self) -> list[_Act]:
+        taken: list[_Act] = []
+        with suppress(IndexError):  # no more, or another thread was faster
+            while len(taken) < BATCH:
+                taken.append(self._waiting.popleft())
+        return taken
+
+    def _send(self, acts: list[_Act]) -> None:
+        if not acts:
+            return
+        replies = self._exchanged([act.command for act in acts], acts[0].give_up_at)
+        unknown = [act for act, reply in zip(acts, replies, strict=True) if _is_unknown(reply)]
+        if unknown:
+            whole = [("EVAL", act.script.body, *act.command[2:]) for act in unknown]
+            replies += self._exchanged(whole, acts[0].give_up_at)
+        for reply in replies:
+            if isinstance(reply, ResponseError) and not _is_unknown(reply):
+                logger.warning("A one-way act on the lock store was refused: %s", reply)
+
+    def _exchanged(self, commands: Sequence[Command], give_up_at: float) -> list[Any]:
+        tries = 0
+        while True:
             try:
-                yield deadline
-            except BaseException:  # half a command may have been sent
-                self._drop()
-                raise
-            finally:
-                self._mutex.release()
-        except (RedisError, OSError) as error:
-            raise self._connections.unavailable(error) from error
-
-    def _open(self, deadline: float) -> Connection:
-        connection = self._connection
-        if connection is None or self._epoch != self._connections.epoch:
-            return self._connect(deadline)
-        try:
-            # A server that went away has closed the connection: noticed here, since writing
-            # to it would still succeed. Replies that are not off are read and forgotten.
-            while connection.can_read(0):
-                reply_of(connection)
-        except (Disconnected, TimedOut, OSError):
-            return self._connect(deadline)
-        set_deadline(connection, deadline)
-        return connection
-
-    def _connect(self, deadline: float) -> Connection:
-        self._drop()
-        connection = self._connections.connect(deadline)
-        self._epoch = self._connections.epoch
-        connection.send_packed_command(connection.pack_command("CLIENT", "REPLY", "OFF"))
-        self._connection = connection
-        return connection
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+                return self._connections.exchange(commands)
+            except StoreUnavailable as error:
+                # Not in the thread of a caller, nor for ever: their leases make up for it.
+                patient = self._thread.is_current() and not self._is_closed
+                if not patient or monotonic() >= give_up_at:
+                    raise
+                if tries == 0:
+                    logger.warning(
+                        "%d one-way acts wait until the lock store answers: %s",
+                        len(commands),
+                        error,
+                    )
+            time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            tries += 1
 
 
-def _forget_after_fork() -> None:
-    # The connection is the parent's, and the mutex may be held by a thread that is not here.
+def _is_unknown(reply: Any) -> bool:
+    """The server was restarted or flushed, or it is another one, and does not know the script."""
+    return isinstance(reply, NoScriptError)
+
+
+def _forget_in_child() -> None:
+    """The parent has the thread, and sends what it has queued."""
     for sender in _senders:
-        sender._mutex = threading.Lock()
-        sender._connection = None
-        sender._unflushed = False
+        sender._begin()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -23,7 +23,7 @@ def load(name: str, *before: str) -> Script:
 
 def _load(*parts: str) -> Script:
     text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts)
-    # Comments and indentation stay at home: a one-way act is sent whole.
+    # Comments and indentation stay at home: a script is sent whole where it is not known yet.
     body = re.sub(rb"(?m)^ *(--.*\n)?", b"", text)
     return Script(body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
 

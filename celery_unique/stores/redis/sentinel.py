@@ -15,7 +15,6 @@ from celery_unique.stores.failing_over import FailOvers, ServerFacts
 from .address import Connection
 from .connections import ConnectFailed, Connections
 from .moving import Asked, MovingConnections
-from .one_way import OneWay
 from .server_groups import Sentinels, sentinels_of
 from .store import RedisStore
 
@@ -47,14 +46,12 @@ class SentinelStore(RedisStore):
         timeout_s: float = 2.0,
         key_prefix: str = "",
     ) -> None:
-        connections = SentinelConnections(servers, timeout_s)
         super().__init__(
             servers.primary,
             namespace=namespace,
             timeout_s=timeout_s,
             key_prefix=key_prefix,
-            connections=connections,
-            one_way=OneWay(connections),
+            connections=SentinelConnections(servers, timeout_s),
         )
 
     @classmethod
@@ -113,8 +110,6 @@ class SentinelConnections(MovingConnections):
         self._primary: Connections | None = None
         self._place: tuple[str, int] | None = None  # of the primary that was known last
         self._asked_at = 0.0
-        #: Another number after each fail-over: connections from before lead to the old primary.
-        self.epoch = 0
 
     def places(
         self, asked: Sequence[Asked], deadline: float
@@ -136,18 +131,6 @@ class SentinelConnections(MovingConnections):
 
     def primaries(self, deadline: float) -> list[Connections]:
         return [self._find(deadline)]
-
-    def connect(self, deadline: float) -> Connection:
-        """A connection to the primary, for acts that nobody waits for."""
-        tries = 0
-        while True:
-            primary = self._find(deadline)
-            try:
-                return primary.connect(deadline)
-            except ConnectFailed as error:
-                self.suspect(primary)
-                self.pause(tries, deadline, error)
-                tries += 1
 
     def close(self) -> None:
         for connections in (self._primary, *self._sentinels):
@@ -186,7 +169,6 @@ class SentinelConnections(MovingConnections):
         address = self._servers.primary.at(*place)
         primary = self._primary = _Primary(address, self.timeout_s)
         if before is not None and before != place:
-            self.epoch += 1
             self.failovers.notice("{}:{}".format(*before), "{}:{}".format(*place))
         return primary
 

@@ -28,7 +28,7 @@ from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
 from .following import RedisFollowing
 from .layout import Layout, record_of
-from .one_way import OneWay, Sending
+from .one_way import OneWay
 from .recent import Recent
 from .scripts import Script
 
@@ -50,14 +50,12 @@ class RedisStore(RedisFollowing):
         timeout_s: float = 2.0,
         key_prefix: str = "",
         connections: Exchanging | None = None,
-        one_way: Sending | None = None,
     ) -> None:
         self.clock_offset_ms = 0
         self._address = address
         self._layout = Layout(namespace, key_prefix)
-        one_server = Connections(address, timeout_s)
-        self._connections: Exchanging = connections or one_server
-        self._one_way: Sending = one_way or OneWay(one_server)
+        self._connections: Exchanging = connections or Connections(address, timeout_s)
+        self._one_way = OneWay(self._connections)
         where = f"{self._connections.label} {self._layout.pattern}"
         self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
 
@@ -117,7 +115,9 @@ class RedisStore(RedisFollowing):
         self.confirm_many([(key, task_id, lease_ms)])
 
     def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
-        self._one_way.send(*(self._whole(scripts.CONFIRM, *one) for one in confirmed))
+        self._one_way.send(
+            scripts.CONFIRM, (self._command(scripts.CONFIRM, *one) for one in confirmed)
+        )
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
@@ -165,7 +165,8 @@ class RedisStore(RedisFollowing):
         return [bool(reply) for reply in self._run_all(scripts.RENEW, commands)]
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
-        self._send(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
+        # Not one way: the message of the retry is out, and whoever gets it would have to wait.
+        self._run(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
 
     def finish(self, key: str, finish: Finish) -> Finished:
         verdict, *facts = self._run(
@@ -293,12 +294,7 @@ class RedisStore(RedisFollowing):
         return replies
 
     def _send(self, script: Script, key: str, *arguments: str | int) -> None:
-        self._one_way.send(self._whole(script, key, *arguments))
-
-    def _whole(self, script: Script, key: str, *arguments: str | int) -> Command:
-        # The whole script every time: nobody would hear that the server does not know its SHA.
-        _, _, *rest = self._command(script, key, *arguments)
-        return ("EVAL", script.body, *rest)
+        self._one_way.send(script, [self._command(script, key, *arguments)])
 
 
 def _flag(value: bool) -> str:
