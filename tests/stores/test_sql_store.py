@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import threading
 import time
@@ -424,18 +423,16 @@ def _first_act(url: str, ready: Any, go: Any, answers: Any, number: int) -> None
 
 
 def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
-    fork = multiprocessing.get_context("fork")
-    ready, go, answers = fork.Queue(), fork.Event(), fork.Queue()
+    # Not forked from this process: its threads, those of other tests too, may hold any mutex.
+    clean = multiprocessing.get_context("forkserver")
+    clean.set_forkserver_preload([__name__])
+    ready, go, answers = clean.Queue(), clean.Event(), clean.Queue()
     processes = [
-        fork.Process(target=_first_act, args=(sql_url, ready, go, answers, number))
+        clean.Process(target=_first_act, args=(sql_url, ready, go, answers, number))
         for number in range(16)
     ]
-    # Results of other tests' calls are not the children's to collect: Celery's would ask servers
-    # that are gone, for as long as half a minute.
-    gc.freeze()
     for process in processes:
         process.start()
-    gc.unfreeze()
     for _ in processes:
         ready.get(timeout=60)
 

@@ -91,7 +91,7 @@ if itself or final or (newest and not after and not (replaces and not active)) t
   local found = itself and "t:" .. id or final or active or newest
   local holder = record[found]
   holder[DUPLICATES], holder[LAST] = holder[DUPLICATES] + 1, now
-  write(found, holder)
+  redis.call("HSET", key, found, packed(holder, shared_name))  -- it lasts no longer for this
   local tolerant = strategy == "ignore" or strategy == "rerun"
   -- Other work behind the same idempotency key has no result for this call.
   local follows = message ~= "" and tolerant and not itself and found ~= "t:" .. id

@@ -1,22 +1,12 @@
--- prelude: stands before every act, and reads the record of the key.
+-- prelude: stands before every act, behind the entries, and reads the record of the key.
 --
--- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token,
---          n, the name of its tasks, and f, while there are followers: when they are due, who looks after them, whom each
---          group follows and how many it has, who is promoted
 -- KEYS[2]  the followers, while there are any: a hash with a field per id
 -- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
--- ARGV[1]  clock offset in ms
--- Gives    now and stored (the fields in order), record (field -> values, without what has
---          lapsed), following, write, expire, in_limbo, stands_in_for, finalise, bring_back; the places of a task's values by name
-local STATE, CREATED, LEASE, WINDOW_ENDS, ETA, KEEP, DUPLICATES, LAST = 2, 3, 4, 6, 7, 8, 9, 10
-local DELIVERY, DELIVERY_LEASE, TOKEN, FLAGS, BY, AFTER, ARGUMENTS = 11, 12, 13, 14, 15, 16, 17
-local NAME, SINCE = 5, 18
+-- Gives    record (field -> values, without what has lapsed), following, last_token, write, expire,
+--          in_limbo, stands_in_for, finalise, bring_back
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0}
 local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
-local key, offset = KEYS[1], tonumber(ARGV[1])
-local clock, stored, record = redis.call("TIME"), redis.call("HGETALL", key), {}
-local now, lapsed = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset, {}
-local following
+local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 
 -- Given only the record, as in a cluster that is moving the slot: no key may be named there that
 -- does not exist. It will do, unless the key has followers.
@@ -26,15 +16,13 @@ if not KEYS[2] then
   end
 end
 
--- A mark has less than four values. A task's empty values at the end are not stored.
--- Its lease counts from its creation, and its name is that of the others, if empty. All this keeps
--- a value below the 64 bytes up to which Redis packs a hash tightly.
-local shared_name
 for i = 1, #stored, 2 do
   local field, values = stored[i], nil
   if field == "n" then
     shared_name = stored[i + 1]
-  elseif field ~= "token" then
+  elseif field == "token" then
+    last_token = tonumber(stored[i + 1])
+  else
     values = cjson.decode(stored[i + 1])
   end
   if values and values[LEASE] then values[LEASE] = values[CREATED] + values[LEASE] end
@@ -65,29 +53,18 @@ local function expire()
   local latest = following and following.d + KEPT or 0
   for _, each in pairs(record) do latest = math.max(latest, each[LEASE] or each[2]) end
   if latest == 0 then return redis.call("DEL", key) end
-  return redis.call("PEXPIREAT", key, latest - math.min(offset, 0))
+  return expire_at(latest)
 end
 
 -- Write one entry, or forget it (nil).
 local function write(field, values)
   record[field] = values
   if values then
-    local last, packed = #values, {}
-    for n = 1, last do packed[n] = values[n] end
-    if values[LEASE] then
-      packed[LEASE] = values[LEASE] - values[CREATED]
-      if not shared_name then
-        shared_name = values[NAME]
-        redis.call("HSET", key, "n", shared_name)
-      elseif values[NAME] == "" then
-        packed[NAME] = false  -- no name at all, beside a task that has one
-      end
-      if values[NAME] == shared_name then packed[NAME] = "" end
+    if values[LEASE] and not shared_name then
+      shared_name = values[NAME]
+      redis.call("HSET", key, "n", shared_name)
     end
-    while packed[last] == "" or (packed[last] == 0 and last > LEASE) do
-      packed[last], last = nil, last - 1
-    end
-    redis.call("HSET", key, field, cjson.encode(packed))
+    redis.call("HSET", key, field, packed(values, shared_name))
   else redis.call("HDEL", key, field) end
   return expire()
 end

@@ -39,8 +39,7 @@ local ends = window > 0 and created + window or 0
 if lost == 1 then lease = run_lease end
 task = task or {1, "r", created, 0, name, ends, 0, keep, 0, 0, "", 0, "", "", "", "", arguments,
   0}
-local last = tonumber(redis.call("HGET", key, "token") or 0)
-local token = math.max(last + 1, clock[1] * 1000000 + clock[2] + offset * 1000)
+local token = math.max(last_token + 1, clock[1] * 1000000 + clock[2] + offset * 1000)
 task[STATE], task[LEASE], task[BY], task[AFTER] = "r", now + lease, "", ""
 task[DELIVERY], task[DELIVERY_LEASE] = delivery, now + run_lease
 task[FLAGS] = task[FLAGS]:gsub("e", "")

@@ -16,13 +16,10 @@ class Script:
     sha: str
 
 
-def load(name: str, *before: str) -> Script:
-    """An act behind the prelude, which reads the record for all of them."""
-    return _load("prelude", *before, name)
-
-
-def _load(*parts: str) -> Script:
-    text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts)
+def load(name: str, *before: str, at_first: str = "") -> Script:
+    """An act behind what it shares with others: the prelude reads the record for all of them."""
+    parts = ("entries", at_first, "prelude", *before, name)
+    text = b"".join((_DIRECTORY / f"{part}.lua").read_bytes() for part in parts if part)
     # Comments and indentation stay at home: a script is sent whole where it is not known yet.
     body = re.sub(rb"(?m)^ *(--.*\n)?", b"", text)
     return Script(body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
@@ -31,7 +28,7 @@ def _load(*parts: str) -> Script:
 #: For the acts that change what followers wait for.
 FOLLOWING = "following"
 
-ACQUIRE = load("acquire", FOLLOWING)
+ACQUIRE = load("acquire", FOLLOWING, at_first="free")
 CONFIRM = load("confirm", FOLLOWING)
 GIVE_BACK = load("give_back", FOLLOWING)
 HELP = load("help")

@@ -70,9 +70,18 @@ class Database:
         self._options = options
         self._ddl = ddl
         self._deadline = Deadline(options.timeout_s)
-        self._engine = make_engine(options, self._deadline)
+        self._made: Engine | None = make_engine(options, self._deadline)
+        self._making = threading.Lock()
         self._turns = threading.BoundedSemaphore(options.pool_size)
         _databases.add(self)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._made
+        if engine is None:  # in a forked child
+            with self._making:
+                engine = self._made = self._made or make_engine(self._options, self._deadline)
+        return engine
 
     def run(self, act: Callable[[Session], Result]) -> Result:
         """Run the act; and again from its start, where that is sure to do no harm."""
@@ -116,11 +125,13 @@ class Database:
     def forget_connections(self) -> None:
         """In a forked child: leave the parent's connections alone.
 
-        A whole new engine: a thread of the parent's may have been in the middle
-        of setting the old one up.
+        A whole new engine, since a thread of the parent's may have been in the middle of setting
+        the old one up; made by the first act, since most children never come to one.
         """
-        _parents_engines.append(self._engine)
-        self._engine = make_engine(self._options, self._deadline)
+        if self._made is not None:
+            _parents_engines.append(self._made)
+        self._made = None
+        self._making = threading.Lock()
         self._turns = threading.BoundedSemaphore(self._options.pool_size)
 
     @contextmanager

@@ -1,0 +1,16 @@
+-- free: stands between the entries and the prelude of acquire. Nearly every new call finds nothing
+-- under its key: then nothing is in the way, and nothing has to be looked after.
+--
+-- KEYS, ARGV and what is returned are those of acquire
+if #stored == 0 then
+  local name, lease = ARGV[3], now + tonumber(ARGV[5])
+  local window, delay, kept = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[10])
+  if kept == 0 then kept = window end
+  local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
+  local task = {1, "p", now, lease, name, ends, eta, ARGV[8], 0, 0, "", 0, "", "", "", "", ARGV[9], 0}
+  redis.call("HSET", key, "n", name, "t:" .. ARGV[2], packed(task, name))
+  expire_at(lease)
+  if eta == 0 then return now end
+  return {now, eta, ""}
+end
+
