@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .facts import CallFacts
@@ -12,9 +11,10 @@ from .leases import milliseconds
 from .policy import UniquePolicy
 from .stores.base import Acquired, Claim
 from .stores.record import letters, terminal_letters
+from .values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attempt:
     """One call on its way to the broker, with its key."""
 
@@ -43,7 +43,7 @@ class Attempt:
 Send = Callable[[str, LockHeader | None, int | None], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Published:
     """What became of a call: the id to ask for, the facts, and Celery's result if published."""
 

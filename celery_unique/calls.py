@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from .values import value
 
 if TYPE_CHECKING:
     import inspect
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Call"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """What somebody asked Celery to publish, before anything was decided about it."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .exceptions import DuplicateTask
 from .facts import CallFacts
 from .stores.base import Acquired, Holder
 from .stores.record import State
+from .values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Conflict:
     """A call and the task that is in its way."""
 

@@ -57,12 +57,14 @@ class SentEvent:
         self._app.amqp._event_dispatcher.publish(type_, fields, producer, **options)
 
 
-def with_sent_event(app: Any, send_task: Callable[..., Any]) -> Callable[..., Any]:
+def with_sent_event(
+    app: Any, send_task: Callable[..., Any], are_sent: Callable[[], bool]
+) -> Callable[..., Any]:
     """``app.send_task``, whose ``task-sent`` events (``task_send_sent_event``) tell of keys."""
 
     def send(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         packed = (options.get("headers") or {}).get(HEADER)
-        if packed and app.conf.task_send_sent_event:
+        if packed and are_sent():
             header = LockHeader.from_message(packed)
             if header is not None:
                 options.setdefault("event_dispatcher", SentEvent(app, header.key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .values import value
 
 #: How much of a key is shown to people: its version and 12 of its 64 hexadecimal digits.
 SHORT_KEY = 14
@@ -10,7 +10,7 @@ SHORT_KEY = 14
 OUTCOMES = ("created", "deduplicated", "replaced", "joined", "rerun", "bypassed")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallFacts:
     """What a caller can ask of the result about uniqueness."""
 

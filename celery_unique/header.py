@@ -7,14 +7,16 @@ computes it again. Fields of a newer release are carried along untouched.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
+
+from .values import value
 
 HEADER = "celery_unique"
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LockHeader:
     task_id: str
     key: str

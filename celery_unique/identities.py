@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -16,11 +15,12 @@ from .leases import milliseconds
 from .options import CALL_ONLY
 from .policy import UniquePolicy
 from .settings import UniqueSettings
+from .values import value
 
 DEFAULT_TTL = timedelta(hours=24)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Identity:
     """The key of a call and the policy it is asked for under."""
 

@@ -59,7 +59,9 @@ class UniqueFixup:
         self.app = app
         self.runtime = make_runtime(app)
         self._keep_alive: list[Any] = []
-        app.send_task = hook(self.runtime, with_sent_event(app, app.send_task))
+        runtime = self.runtime
+        send_task = with_sent_event(app, app.send_task, lambda: runtime.tells_what_is_sent)
+        app.send_task = hook(runtime, send_task)
         app.AsyncResult = result_class(app)
         carry_in(app)
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone

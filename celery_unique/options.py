@@ -47,10 +47,22 @@ CALL_ONLY = frozenset({"idempotency_key", "idempotency_ttl"})
 _OUR_PREFIXES = ("unique_", "idempotency_")
 #: Wider for calls: Celery puts any option it does not know into the message's properties.
 _CALL_PREFIXES = ("uniq", "idempot", "identity_s")
+#: What Celery gives with nearly every call: one comparison tells that nothing here is ours.
+_OPTIONS_OF_CELERY = frozenset(
+    {
+        *("add_to_parent", "chain", "chord", "compression", "countdown", "delivery_mode", "eta"),
+        *("exchange", "expires", "group_id", "group_index", "headers", "ignore_result"),
+        *("immediate", "link", "link_error", "mandatory", "parent_id", "priority", "producer"),
+        *("queue", "result_cls", "root_id", "routing_key", "serializer", "shadow"),
+        *("soft_time_limit", "task_id", "task_type", "time_limit"),
+    }
+)
 
 
 def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take this library's options out of those of ``apply_async``, and return them."""
+    if options.keys() <= _OPTIONS_OF_CELERY:
+        return {}
     ours = [name for name in options if name.startswith(_CALL_PREFIXES)]
     if not ours:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from celery import states
@@ -21,6 +21,7 @@ from .header import HEADER, LockHeader
 from .results import with_facts
 from .runtime import Runtime
 from .superseding import end_superseded
+from .values import value
 
 #: Options by which somebody waits for the very id of a call.
 CANVAS = ("chord", "group_id", "chain")
@@ -32,7 +33,7 @@ _FOLLOWING = ("ignore", "rerun")
 collected: ContextVar[list[tuple[Outgoing, Any]] | None] = ContextVar("collected", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outgoing:
     runtime: Runtime
     original: SendTask

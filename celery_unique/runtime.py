@@ -39,7 +39,9 @@ class Runtime:
         self._mutex = threading.RLock()
         self._seen_conf: dict[str, Any] | None = None
         self._settings = UniqueSettings()
+        #: With rpc:// a result reaches only the caller that its message names.
         self.results_by_message = False
+        self.tells_what_is_sent = False  # task_send_sent_event
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
         #: A store that stands in for the one of the settings.
@@ -75,9 +77,9 @@ class Runtime:
             if settings != self._settings:
                 self._settings = settings
             self._coordinator = self._holding = None
-            #: With rpc:// a result reaches only the caller that its message names. Asked for by
-            #: every call, and Celery looks for a setting in several places.
+            # Asked for by every call, and Celery looks for a setting in several places.
             self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
+            self.tells_what_is_sent = bool(self.app.conf.task_send_sent_event)
             self._seen_conf = dict(self.app.conf.changes)
 
     @property

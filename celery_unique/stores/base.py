@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from celery_unique.values import value
 
 from .following import Follower
 from .record import Record, State, TaskEntry
@@ -29,7 +30,7 @@ Guarantee = Literal["strong", "best-effort"]
 ORPHANS_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """What a caller wants recorded: its task, and the policy it asks under."""
 
@@ -54,7 +55,7 @@ class Claim:
     join: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Holder:
     """The task a duplicate is told about."""
 
@@ -65,7 +66,7 @@ class Holder:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Acquired:
     """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` with the holder.
 
@@ -84,7 +85,7 @@ class Acquired:
     eta: int = 0  # of the created task: another one's, or brought forward by max_wait
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Start:
     """What a worker tells of a message it is about to run."""
 
@@ -101,7 +102,7 @@ class Start:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     """``run`` with its token; ``superseded``, ``done`` or ``wait`` without."""
 
@@ -112,7 +113,7 @@ class Started:
     by: str = ""  # the id that took its place
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """One line of a renewal: a message that this worker still holds."""
 
@@ -123,7 +124,7 @@ class Held:
     run_lease_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finish:
     """The end of a body: the final state and how long it may be kept."""
 
@@ -141,7 +142,7 @@ class Finish:
     token: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """``ended`` (``settle``: call settle after result and ack) or ``not_yours``."""
 
@@ -151,7 +152,7 @@ class Finished:
     followers: bool = False  # somebody follows the task; it is ``ending`` until settle
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Orphan:
     """A follower that nobody will complete, unless whoever reaped it does."""
 
