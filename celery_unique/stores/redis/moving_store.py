@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 from celery_unique.stores.base import Guarantee
 from celery_unique.stores.failing_over import FailOvers, ServerFacts
 
-from .moving import MovingConnections
+from . import diagnosis
+from .moving import MovingConnections, name_of
 from .store import RedisStore
 
 
@@ -44,3 +45,13 @@ class MovingStore(RedisStore):
 
     def servers(self) -> list[ServerFacts]:
         return self._connections.facts()
+
+    def diagnose(self) -> diagnosis.Diagnosis:
+        """Of every primary: each is set up for itself, and has locks of its own."""
+        connections = self._connections
+        return diagnosis.diagnosis_of_all(
+            {
+                name_of(server): connections.exchange(diagnosis.QUESTIONS, server=server)
+                for server in connections.primaries_now()
+            }
+        )
