@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -23,7 +24,7 @@ from .settings import UniqueSettings, read_settings, warn_unknown_settings
 from .store_url import store_url
 from .stores import open_store
 from .stores.base import LockStore
-from .stores.failing_over import FailOver, FailOvers
+from .stores.failing_over import REMEMBERED, FailOver, FailOvers
 from .stores.memory import MemoryStore
 from .task_policies import TaskPolicies
 
@@ -53,7 +54,8 @@ class Runtime:
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._coordinator: UniqueTaskCoordinator | None = None
         self._holding: Holding | None = None
-        self._failed_over_last = ("", "")
+        #: Those that this process has noticed, the newest ones.
+        self.failovers: deque[FailOver] = deque(maxlen=REMEMBERED)
         #: A worker's thread for what its main loop must not wait for.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 
@@ -124,9 +126,9 @@ class Runtime:
 
     def _failed_over(self, failover: FailOver) -> None:
         """Say so once, although the store and the gate's notice it each for itself."""
-        servers = (failover.before, failover.after)
-        if servers != self._failed_over_last:
-            self._failed_over_last = servers
+        last = self.failovers[-1] if self.failovers else None
+        if last is None or (last.before, last.after) != (failover.before, failover.after):
+            self.failovers.append(failover)
             reports.failed_over(self.app, failover)
 
     def watch_stores(self, watch: Callable[[LockStore], None]) -> None:

@@ -30,9 +30,10 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
     """Check the store, the workers and the locks, and say what to do about each finding.
 
     \b
-    The store: does it answer, its clock, version, eviction, persistence.
+    The store: does it answer, its clock, version, eviction, persistence; of each primary.
     The workers: do they know this library, use the same store and key version, renew.
-    The locks: tasks whose worker has died, or whose message is gone.
+    The locks: tasks whose worker has died, or whose message is gone; calls that follow another
+    one while nobody looks after them.
 
     Changes nothing. Exits with 0 if all is well (notes aside), 1 with findings, 3 if the lock
     store does not answer.
@@ -55,6 +56,10 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
 
 def _show(screen: Screen, report: Report, called: str) -> None:
     screen.facts((name, printable(value)) for name, value in report.facts.items())
+    for server, facts in report.servers.items():
+        screen.line()
+        screen.line(screen.styled(printable(server), bold=True))
+        screen.facts((name, printable(value)) for name, value in facts.items())
     screen.line()
     for right in report.passed.values():
         screen.line(f"{screen.styled('ok     ', 'ok')}  {printable(right)}")
@@ -80,6 +85,9 @@ def _document(report: Report) -> dict[str, Any]:
     return {
         "healthy": not report.troubles,
         "store": report.facts,
+        "servers": report.servers,
+        "failovers": [each.as_document() for each in report.failovers],
+        "followers": _followers(report),
         "passed": report.passed,
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
         "workers": {
@@ -88,3 +96,9 @@ def _document(report: Report) -> dict[str, Any]:
             **dict.fromkeys(report.workers.silent),
         },
     }
+
+
+def _followers(report: Report) -> dict[str, int] | None:
+    if report.followed is None:
+        return None
+    return {"calls": report.followed.calls, "overdue": report.followed.overdue}

@@ -11,11 +11,14 @@ from celery_unique.exceptions import StoreUnavailable
 from celery_unique.keys import KEY_VERSION
 from celery_unique.runtime import Runtime
 from celery_unique.stores.diagnosis import Diagnosis, Finding
+from celery_unique.stores.record import Record
 
-from . import checks
+from . import checks, failovers
 from .explaining import is_abandoned
+from .failovers import SeenFailOver, failovers_seen
+from .followed import Followed, nobody_seen_yet
 from .orphans import lost_messages
-from .selecting import HeldLock, Selection, StoreClock, select
+from .selecting import HeldLock, StoreClock, locks_of
 from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, NoAnswer, Workers, ask_workers
 
 #: Locks that are named in a finding; the others are counted.
@@ -27,6 +30,9 @@ MOST_LOOKED_INTO = 2000
 @dataclass(slots=True)
 class Report:
     facts: dict[str, str] = field(default_factory=dict)
+    servers: dict[str, dict[str, str]] = field(default_factory=dict)  # name -> facts
+    failovers: list[SeenFailOver] = field(default_factory=list)
+    followed: Followed | None = None  # None: the locks could not be looked at
     passed: dict[str, str] = field(default_factory=dict)  # check -> what is right
     findings: list[Finding] = field(default_factory=list)
     workers: Workers = field(default_factory=Workers)
@@ -57,6 +63,8 @@ def examine(runtime: Runtime, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report:
         _examine_workers(runtime, report, diagnosis, timeout_s)
         if clock is not None:
             report.findings += checks.worker_clocks(report.workers, clock.skew_ms)
+    report.failovers = failovers_seen(runtime, report.workers)
+    report.findings += failovers.findings(report.failovers)
     if report.store_answers:
         _examine_locks(runtime, report, timeout_s)
     return report
@@ -79,14 +87,20 @@ def _examine_store(runtime: Runtime, report: Report) -> tuple[StoreClock | None,
         return None, Diagnosis()
     report.store_answers = True
     report.facts |= diagnosis.facts
+    report.servers = diagnosis.servers
     report.passed["store"] = f"the lock store answers in {clock.round_trip_ms:.1f} ms"
     report.add(
         "clock",
         f"its clock and this machine's are {abs(clock.skew_ms):.0f} ms apart",
         checks.clock(clock.skew_ms, clock.round_trip_ms),
     )
-    report.add("server", "the server is set up for locks", diagnosis.findings)
+    report.add("server", _set_up(diagnosis), diagnosis.findings)
     return clock, diagnosis
+
+
+def _set_up(diagnosis: Diagnosis) -> str:
+    number = len(diagnosis.servers)
+    return f"{f'all {number} servers are' if number > 1 else 'the server is'} set up for locks"
 
 
 def _examine_workers(
@@ -115,11 +129,18 @@ def _examine_workers(
 class _Walk:
     """What one walk over all locks has found. Bounded: examples and counts."""
 
+    followed: Followed
     locks: int = 0
     abandoned: list[HeldLock] = field(default_factory=list)
     abandoned_in_all: int = 0
     waiting: list[HeldLock] = field(default_factory=list)
     other_versions: Counter[str] = field(default_factory=Counter)
+
+    def see_record(self, key: str, record: Record, now: int) -> None:
+        if record.following is not None:
+            self.followed.see(record.following, now)
+        for lock in locks_of(key, record, now):
+            self.see(lock)
 
     def see(self, lock: HeldLock) -> None:
         self.locks += 1
@@ -135,12 +156,15 @@ class _Walk:
 
 
 def _examine_locks(runtime: Runtime, report: Report, timeout_s: float) -> None:
-    walk = _Walk()
+    walk = _Walk(nobody_seen_yet(runtime, report.workers))
     try:
-        for lock in select(runtime, Selection()):
-            walk.see(lock)
+        clock = StoreClock(runtime)
+        for key, record in runtime.store.walk():
+            walk.see_record(key, record, clock.now())
+        report.followed = walk.followed
         report.add("abandoned", "no task has lost its worker", _abandoned(walk))
         report.add("keys", f"all {walk.locks} locks have keys of this version", _versions(walk))
+        report.add("followers", walk.followed.right(), walk.followed.findings())
         _examine_messages(runtime, report, walk, timeout_s)
     except StoreUnavailable as error:
         report.findings.append(Finding("store", "error", str(error)))

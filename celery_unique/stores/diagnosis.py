@@ -30,3 +30,5 @@ class Diagnosis:
     reach: Reach = "network"
     facts: dict[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    #: Of a store on several servers, or on servers that change places: the facts of each.
+    servers: dict[str, dict[str, str]] = field(default_factory=dict)

@@ -45,6 +45,10 @@ def unique_held(
     except ConfigurationError:
         return {**told, "installed": False}
     told |= _store(runtime)
+    told["failovers"] = [
+        {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
+        for each in list(runtime.failovers)
+    ]
     told["renewal"] = runtime.renewal.as_document() if runtime.renewal is not None else None
     return told | _held(runtime, state, limit, task_ids)
 

@@ -91,8 +91,10 @@ def watched(
 
 def test_the_figures_agree_with_an_independent_count(watched: Watched) -> None:
     tasks = watched.app.tasks
-    # All of them before any of the tasks that they call, which take places in the pool.
     callers = [tasks["shop.call_others"].delay(number, 4) for number in range(3)]
+    # Only now do they call others: bodies that wait for a sign take up the pool, and a caller
+    # behind them in the queue would wait until they give up.
+    sign(watched.app, "calls", len(callers))
     outcomes = [outcome for caller in callers for outcome in caller.get(timeout=WAIT_S)]
     created, deduplicated = outcomes.count("created"), outcomes.count("deduplicated")
     assert (created, deduplicated) == (6, 18)

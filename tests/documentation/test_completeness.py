@@ -11,7 +11,7 @@ import pytest
 import celery_unique
 from celery_unique import settings, signals
 from celery_unique.facts import OUTCOMES
-from celery_unique.operations import checks, doctor
+from celery_unique.operations import checks, doctor, failovers, followed
 from celery_unique.options import CALL_ONLY, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN
 from celery_unique.stores.redis import diagnosis as redis_diagnosis
@@ -119,7 +119,7 @@ def test_every_command_and_option_of_the_command_line_is_on_its_page() -> None:
 
 
 def test_every_check_of_the_doctor_is_on_its_page() -> None:
-    modules = (checks, doctor, redis_diagnosis, sql_diagnosis)
+    modules = (checks, doctor, failovers, followed, redis_diagnosis, sql_diagnosis)
     source = "".join(inspect.getsource(module) for module in modules)
     named = set(re.findall(r"Finding\(\s*\"([a-z-]+)\"", source))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -246,6 +247,25 @@ def ask(server: RedisServer, *command: Any) -> Any:
     with server.client() as client:
         reply = client.execute_command(*command)
     return reply.decode() if isinstance(reply, bytes) else reply
+
+
+@contextmanager
+def configured(servers: Sequence[RedisServer], **options: str) -> Iterator[None]:
+    """With these options of CONFIG SET until the end; they are written with ``_`` for ``-``."""
+    wanted = {name.replace("_", "-"): value for name, value in options.items()}
+    with servers[0].client() as client:
+        before = {name: client.config_get(name)[name] for name in wanted}
+    try:
+        _configure(servers, wanted)
+        yield
+    finally:
+        _configure(servers, before)
+
+
+def _configure(servers: Sequence[RedisServer], options: Mapping[str, str]) -> None:
+    for server in servers:
+        for name, value in options.items():
+            ask(server, "CONFIG", "SET", name, value)
 
 
 def role_of(server: RedisServer) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.diagnosis import Diagnosis
-from tests.kit import RedisServer
-from tests.kit.server import free_port
+from tests.kit import RedisCluster, RedisSentinels, RedisServer, eventually
+from tests.kit.redis_groups import ask, configured
+from tests.kit.server import HOST, free_port
 
 
 def diagnose(url: str) -> Diagnosis:
@@ -86,3 +89,119 @@ def test_a_user_without_the_rights_gets_a_note(redis_server: RedisServer, redis_
 def test_a_store_that_is_away_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable):
         diagnose(f"redis://127.0.0.1:{free_port()}/0")
+
+
+# -- several servers, and servers that change places ---------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("redis_cluster", marks=pytest.mark.server),
+        pytest.param("redis_sentinels", marks=pytest.mark.server),
+    ]
+)
+def group(request: pytest.FixtureRequest) -> RedisCluster | RedisSentinels:
+    found: RedisCluster | RedisSentinels = request.getfixturevalue(request.param)
+    return found
+
+
+def primaries_of(group: RedisCluster | RedisSentinels) -> list[RedisServer]:
+    return group.primaries() if isinstance(group, RedisCluster) else [group.primary()]
+
+
+def name(server: RedisServer) -> str:
+    return f"{HOST}:{server.port}"
+
+
+def test_every_primary_tells_of_itself_and_nothing_is_found_where_all_is_well(
+    group: RedisCluster | RedisSentinels,
+) -> None:
+    primaries = primaries_of(group)
+
+    with configured(primaries, appendonly="yes"):
+        told = diagnose(group.url)
+
+    assert not told.findings
+    assert set(told.servers) == {name(server) for server in primaries}
+    for facts in told.servers.values():
+        assert re.fullmatch(r"Redis \d+\.\d+\.\d+", facts["server"])
+        assert facts["role"].startswith("primary")
+        assert re.fullmatch(rf"{HOST}:\d+(, {HOST}:\d+)?", facts["replicas"])
+        assert re.fullmatch(r"(\d+ days?, )?\d+:\d\d:\d\d ago", facts["started"])
+        assert (facts["persistence"], facts["eviction"]) == ("append-only file", "noeviction")
+
+
+def test_a_finding_names_the_server_that_it_was_made_on(
+    group: RedisCluster | RedisSentinels,
+) -> None:
+    primaries = primaries_of(group)
+    evicting, others = primaries[-1], primaries[:-1]
+
+    with (
+        configured(primaries, appendonly="yes"),
+        configured([evicting], maxmemory="500mb", maxmemory_policy="volatile-ttl"),
+    ):
+        told = diagnose(group.url)
+
+    assert found(told) == [("eviction", "error")]
+    assert told.findings[0].message.startswith(f"{name(evicting)}: the server may evict locks")
+    assert told.servers[name(evicting)]["eviction"] == "volatile-ttl"
+    assert all(told.servers[name(other)]["eviction"] == "noeviction" for other in others)
+
+
+def test_what_is_the_same_on_every_node_is_said_once(redis_cluster: RedisCluster) -> None:
+    told = diagnose(redis_cluster.url)
+
+    assert found(told) == [("persistence", "warning")]  # as the tests start them
+    assert all(name(server) in told.findings[0].message for server in redis_cluster.primaries())
+
+
+def test_a_user_of_a_cluster_without_the_rights_gets_a_note(redis_cluster: RedisCluster) -> None:
+    few = "ACL SETUSER few on >secret ~cu:* +cluster|slots"
+    for server in redis_cluster.servers:
+        ask(server, *few.split())
+    try:
+        told = diagnose(redis_cluster.url.replace("://", "://few:secret@"))
+    finally:
+        for server in redis_cluster.servers:
+            ask(server, "ACL", "DELUSER", "few")
+
+    assert found(told) == [("rights", "note")]
+    assert "secret" not in told.findings[0].message
+    assert set(told.servers) == {name(server) for server in redis_cluster.primaries()}
+
+
+def test_a_primary_without_a_replica_is_found_and_one_that_hangs_is_named(
+    start_server: Callable[..., Any],
+) -> None:
+    cluster: RedisCluster = start_server(RedisCluster)
+    alone, promoted = cluster.primaries()[0], cluster.replica_of(cluster.primaries()[1])
+    cluster.fail_over(cluster.primaries()[1], kill=False)
+    eventually(lambda: len(cluster.primaries()) == 3, timeout=30, message="no replica yet")
+    cluster.wait_until_replicated()
+    cluster.replica_of(alone).kill()
+    eventually(lambda: replicas_of(alone) == 0, timeout=30, message="it is not gone")
+
+    with configured(cluster.primaries(), appendonly="yes"):
+        told = diagnose(cluster.url)
+
+    assert found(told) == [("replicas", "warning")]
+    assert told.findings[0].message.startswith(f"{name(alone)}: no replica is connected")
+    assert told.servers[name(alone)]["replicas"] == "none is connected"
+    assert [which for which, facts in told.servers.items() if "promoted" in facts["role"]] == [
+        name(promoted)
+    ]
+
+    alone.sigstop()
+    store = open_store(cluster.url, timeout_s=0.6)
+    try:
+        with pytest.raises(StoreUnavailable, match=f"its server {name(alone)}, did not answer"):
+            store.ping()
+    finally:
+        alone.sigcont()
+        store.close()
+
+
+def replicas_of(server: RedisServer) -> int:
+    with server.client() as client:
+        return int(client.info("replication")["connected_slaves"])

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from time import monotonic
-from typing import Any
 
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.stores.base import Guarantee
-from celery_unique.stores.failing_over import FailOvers, ServerFacts
 from celery_unique.stores.record import Record
 
 from .cluster_nodes import ClusterConnections
+from .moving_store import MovingStore
 from .recent import Recent
 from .server_groups import Cluster, cluster_of
-from .store import BATCH, RedisStore
+from .store import BATCH
 
 
-class ClusterStore(RedisStore):
-    """As on one Redis, but for what is lost when a replica takes its primary's place."""
+class ClusterStore(MovingStore):
+    """Every key on one of several primaries."""
 
-    guarantee: Guarantee = "best-effort"
     mechanism = (
         "one Lua script for each act, run atomically by the cluster node that owns the key; "
         "a fail-over loses what was not replicated yet"
     )
+
+    servers_of = staticmethod(cluster_of)
 
     _connections: ClusterConnections
 
@@ -50,28 +49,6 @@ class ClusterStore(RedisStore):
             key_prefix=key_prefix,
             connections=ClusterConnections(cluster, timeout_s),
         )
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-        ssl: Mapping[str, Any] | bool | None = None,
-        **options: Any,
-    ) -> ClusterStore:
-        """``ssl`` is as ``broker_use_ssl``; other options are those of redis-py's connections."""
-        cluster = cluster_of(url, ssl=ssl, **options)
-        return cls(cluster, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
-
-    @property
-    def failovers(self) -> FailOvers:
-        return self._connections.failovers
-
-    def servers(self) -> list[ServerFacts]:
-        return self._connections.facts()
 
     def ping(self) -> None:
         """Every primary must answer: each has locks of its own."""

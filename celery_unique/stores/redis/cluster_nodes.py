@@ -132,10 +132,6 @@ class ClusterConnections(MovingConnections):
 
     # -- learning the slots ----------------------------------------------------------
 
-    def primaries_now(self) -> list[Connections]:
-        with self.told_as_unavailable():
-            return self.primaries(monotonic() + self.timeout_s)
-
     def primaries(self, deadline: float) -> list[Connections]:
         self._is_stale = True
         return [self._node(name) for name in self._known(deadline).primaries()]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from celery_unique.stores.diagnosis import Diagnosis, Finding
+from celery_unique.stores.failing_over import ServerFacts
 
 from .connections import Command
 
-__all__ = ["QUESTIONS", "Diagnosis", "diagnosis_of"]
+__all__ = ["QUESTIONS", "Diagnosis", "diagnosis_of", "diagnosis_of_all", "server_facts"]
 
 #: Answers to these make the diagnosis; an answer may be an error of a user without the rights.
 QUESTIONS: tuple[Command, ...] = (("INFO",), ("CONFIG", "GET", "save"))
 
 OLDEST = (6, 2)
+ROLES = {"master": "primary", "slave": "replica"}
 
 
 def diagnosis_of(replies: list[Any]) -> Diagnosis:
@@ -24,6 +28,69 @@ def diagnosis_of(replies: list[Any]) -> Diagnosis:
     snapshots = _snapshots(replies[1])
     findings = (*_version(info), *_role(info), *_eviction(info), *_persistence(info, snapshots))
     return Diagnosis("network", _facts(info, snapshots), findings)
+
+
+def diagnosis_of_all(replies: Mapping[str, list[Any]]) -> Diagnosis:
+    """Of primaries that others can take the place of, by name. Their findings name them."""
+    servers: dict[str, dict[str, str]] = {}
+    found: dict[Finding, list[str]] = {}
+    for name, of_one in replies.items():
+        told = diagnosis_of(of_one)
+        findings, servers[name] = told.findings, told.facts
+        if told.facts:
+            info = _parsed(of_one[0])
+            facts = server_facts(name, info)
+            findings += tuple(_replicas(facts))
+            servers[name] = told.facts | _facts_of_a_primary(facts, info)
+        for finding in findings:
+            found.setdefault(finding, []).append(name)
+    return Diagnosis(
+        "network",
+        {"servers": f"{len(servers)} {'primary' if len(servers) == 1 else 'primaries'}"},
+        # What is the same for all of them is said once.
+        tuple(replace(one, message=f"{', '.join(on)}: {one.message}") for one, on in found.items()),
+        servers,
+    )
+
+
+def server_facts(name: str, info: bytes | dict[str, str]) -> ServerFacts:
+    """What a server's INFO, or its section on replication, says."""
+    facts = _parsed(info) if isinstance(info, bytes) else info
+    return ServerFacts(
+        name,
+        int(facts.get("connected_slaves", 0)),
+        int(facts.get("second_repl_offset", -1)) >= 0,
+    )
+
+
+def _facts_of_a_primary(facts: ServerFacts, info: dict[str, str]) -> dict[str, str]:
+    role = ROLES.get(info.get("role", ""), "?")
+    return {
+        "role": role + (", promoted since it was started" if facts.was_promoted else ""),
+        "started": f"{timedelta(seconds=int(info.get('uptime_in_seconds', 0)))} ago",
+        "replicas": ", ".join(_connected(info)) or "none is connected",
+    }
+
+
+def _connected(info: dict[str, str]) -> Iterator[str]:
+    """The replicas, as the primary sees them: where they are, and what is wrong if anything."""
+    for n in range(int(info.get("connected_slaves", 0))):
+        told = info.get(f"slave{n}", "")
+        facts = dict(part.split("=", 1) for part in told.split(",") if "=" in part)
+        state = facts.get("state", "?")
+        place = f"{facts.get('ip', '?')}:{facts.get('port', '?')}"
+        yield place if state == "online" else f"{place} ({state})"
+
+
+def _replicas(facts: ServerFacts) -> Iterator[Finding]:
+    if not facts.replicas:
+        yield Finding(
+            "replicas",
+            "warning",
+            "no replica is connected: nobody has a copy of its locks, and nobody can take its "
+            "place",
+            "start its replica, or look into that one's log for why it is not connected",
+        )
 
 
 def _may_not_ask(error: Exception) -> Finding:
@@ -53,7 +120,7 @@ def _facts(info: dict[str, str], snapshots: bool | None) -> dict[str, str]:
     saved = {True: "snapshots", False: "nothing", None: "unknown"}[snapshots]
     return {
         "server": f"{product} {info.get('valkey_version') or info.get('redis_version', '?')}",
-        "role": info.get("role", "?"),
+        "role": ROLES.get(info.get("role", ""), "?"),
         "persistence": "append-only file" if info.get("aof_enabled") == "1" else saved,
         "eviction": info.get("maxmemory_policy", "?"),
         "memory": f"{info.get('used_memory_human', '?')} used, limit {_limit(info) or 'none'}",

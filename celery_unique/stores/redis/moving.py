@@ -26,6 +26,7 @@ from .connections import (
     set_deadline,
     what_happened,
 )
+from .diagnosis import server_facts
 
 Again = Callable[[Command], Command] | None
 
@@ -109,7 +110,7 @@ class MovingConnections(ABC):
         replies: list[Any] = [None] * len(commands)
         left = [Asked(n, command, pinned=server) for n, command in enumerate(commands)]
         tries = 0
-        with self.told_as_unavailable():
+        with self.told_as_unavailable(server):
             while left := self._attempt(left, replies, deadline, again):
                 self.pause(tries, deadline, left[0].reason)
                 tries += 1
@@ -196,6 +197,10 @@ class MovingConnections(ABC):
 
     # -- for people --------------------------------------------------------------
 
+    def primaries_now(self) -> list[Connections]:
+        with self.told_as_unavailable():
+            return self.primaries(monotonic() + self.timeout_s)
+
     def facts(self) -> list[ServerFacts]:
         """What every primary says of its replication. Needs the permission for INFO."""
         deadline = monotonic() + self.timeout_s
@@ -203,16 +208,17 @@ class MovingConnections(ABC):
             return [_facts_of(server, deadline) for server in self.primaries(deadline)]
 
     @contextmanager
-    def told_as_unavailable(self) -> Iterator[None]:
-        """Errors of the driver in the words of the contract."""
+    def told_as_unavailable(self, server: Connections | None = None) -> Iterator[None]:
+        """Errors of the driver in the words of the contract; ``server``: the one that is meant."""
         try:
             yield
         except (RedisError, OSError) as error:
-            raise self.unavailable(error) from error
+            raise self.unavailable(error, server) from error
 
-    def unavailable(self, error: Exception) -> StoreUnavailable:
+    def unavailable(self, error: Exception, server: Connections | None = None) -> StoreUnavailable:
+        which = f"its server {name_of(server)}, " if server is not None else ""
         return StoreUnavailable(
-            f"The lock store, {self.kind} {self.label}, "
+            f"The lock store, {self.kind} {self.label}, {which}"
             f"{self.conceal(what_happened(error, self.timeout_s))}. Check that a primary can be "
             "reached and that unique_store_url leads to it; a fail-over may be under way",
             store=self.label,
@@ -229,10 +235,9 @@ def _put_off(asked: list[Asked], reason: Exception, again: Again = None) -> list
 
 
 def _facts_of(server: Connections, deadline: float) -> ServerFacts:
-    text = server.ask(("INFO", "replication"), deadline).decode()
-    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return ServerFacts(
-        server.address.label.rpartition("/")[0],
-        int(facts.get("connected_slaves", 0)),
-        int(facts.get("second_repl_offset", -1)) >= 0,
-    )
+    return server_facts(name_of(server), server.ask(("INFO", "replication"), deadline))
+
+
+def name_of(server: Connections) -> str:
+    """Its host and port, for people."""
+    return server.address.label.rpartition("/")[0]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from redis.exceptions import MasterDownError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as TimedOut
 
-from celery_unique.stores.base import Guarantee
-from celery_unique.stores.failing_over import FailOvers, ServerFacts
-
 from .address import Connection
 from .connections import ConnectFailed, Connections
 from .moving import Asked, MovingConnections
+from .moving_store import MovingStore
 from .server_groups import Sentinels, sentinels_of
-from .store import RedisStore
 
 #: With these a server says that it is no primary, or has lost its replicas. Nothing was carried
 #: out. In the text too: Redis 6.2 wraps what a command inside a script is refused with.
@@ -27,14 +24,15 @@ NOT_NOW_IN_TEXT = ("READONLY", "NOREPLICAS", "MASTERDOWN")
 ASK_EVERY_S = 1.0
 
 
-class SentinelStore(RedisStore):
-    """As on one Redis, but for what is lost when another server takes the primary's place."""
+class SentinelStore(MovingStore):
+    """All keys on the one primary that the sentinels name."""
 
-    guarantee: Guarantee = "best-effort"
     mechanism = (
         "one Lua script for each act, run atomically by the primary that the sentinels name; "
         "a fail-over loses what was not replicated yet"
     )
+
+    servers_of = staticmethod(sentinels_of)
 
     _connections: SentinelConnections
 
@@ -53,28 +51,6 @@ class SentinelStore(RedisStore):
             key_prefix=key_prefix,
             connections=SentinelConnections(servers, timeout_s),
         )
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-        ssl: Mapping[str, Any] | bool | None = None,
-        **options: Any,
-    ) -> SentinelStore:
-        """``ssl`` is as ``broker_use_ssl``; other options are kombu's, or of the connections."""
-        servers = sentinels_of(url, ssl=ssl, **options)
-        return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
-
-    @property
-    def failovers(self) -> FailOvers:
-        return self._connections.failovers
-
-    def servers(self) -> list[ServerFacts]:
-        return self._connections.facts()
 
 
 class _Primary(Connections):

@@ -46,7 +46,8 @@ def make_app(redis_url: str, **conf: Any) -> Celery:
 
     @app.task(name="shop.call_others", shared=False)
     def call_others(number: int, times: int) -> list[str]:
-        """Calls made in a worker: each argument ``times`` times."""
+        """Calls made in a worker, at the sign ``calls``: each argument ``times`` times."""
+        wait_for_sign("calls")
         return [
             rebuild_index.delay(f"called {number} {argument}").outcome
             for argument in range(2)
