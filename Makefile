@@ -10,6 +10,9 @@ ARGS ?=
 # How many test processes run at once. Each has servers of its own; with more of them than cores,
 # tests of kills and pauses meet the machine's limits before the library's.
 PROCESSES ?= 2
+# What make test-fast runs: the other directories need servers. Its tests wait more than they work.
+FAST_TESTS = tests/unit tests/integration tests/stores tests/documentation
+FAST_PROCESSES ?= 4
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
 # What make test-django runs: the oldest supported Django, and the newest that the newest Python
@@ -42,7 +45,8 @@ test: services lint ## Everything: lint and all tests, on real Redis, Valkey, Ra
 	$(PYTEST) $(ARGS)
 
 test-fast: .venv/.installed-dev ## The tests that need no server, in a minute or two
-	$(PYTEST) -m "not server and not slow and not versions" $(ARGS)
+	$(BIN)/python -m pytest -n $(FAST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	    -m "not server and not slow and not versions" $(FAST_TESTS) $(ARGS)
 
 test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that depend on Celery's version, on the older ones
 

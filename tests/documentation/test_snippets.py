@@ -28,6 +28,7 @@ TUTORIAL = DOCS / "tutorial.md"
 PAGES = [page for page in all_pages() if python_script(page).strip() and page != TUTORIAL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_python_on_a_page_runs_as_one_script(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(

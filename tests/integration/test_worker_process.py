@@ -12,6 +12,8 @@ from celery import Celery
 
 from tests.kit import ProcessFailed, Worker, eventually, filesystem_settings, is_alive
 
+pytestmark = pytest.mark.slow  # each test starts a worker
+
 StartWorker = Callable[..., Worker]
 
 APP = """
@@ -62,7 +64,6 @@ def test_a_worker_runs_tasks_on_every_pool(
     assert runs_in in (worker.children() if pool == "prefork" else [worker.pid])
 
 
-@pytest.mark.slow  # Celery takes some seconds to leave its filesystem broker
 def test_a_worker_stops_warmly(app: Celery, start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker("plain_app", python_path=[tmp_path])
     running = app.send_task("plain.sleep", (1,))

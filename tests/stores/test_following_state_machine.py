@@ -120,6 +120,7 @@ class FollowersAgainstModel(StoreAgainstModel):
         return self._subject(draw, ["orphan" if lost else "follower"])
 
 
+@pytest.mark.slow
 def test_the_store_answers_as_the_model_does_about_followers(
     store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
 ) -> None:

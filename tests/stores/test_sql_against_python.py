@@ -188,6 +188,7 @@ RELAXED = settings(
 )
 
 
+@pytest.mark.slow
 def test_sqlite_answers_as_python_does(
     open_sql_store: Callable[[str], SqlStore], clock: Clock, tmp_path: Path
 ) -> None:

@@ -299,6 +299,7 @@ TIME_LIMIT = pytest.mark.timeout(0 if "STATE_MACHINE_EXAMPLES" in os.environ els
 pytestmark = TIME_LIMIT
 
 
+@pytest.mark.slow
 def test_the_store_answers_as_the_model_does(
     store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
 ) -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow  # mypy reads the whole package
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
