@@ -86,8 +86,7 @@ def fill(store: SqlStore, count: int) -> None:
     with _connection(store) as connection:
         for kind, copies in LIVE.items():
             _copy(connection, _real_lock(store, kind), copies, count)
-        for statement in WAYS[connection.dialect.name].rest:
-            connection.exec_driver_sql(statement)
+        _rest(connection)
         there = connection.scalar(text(f"SELECT count(*) FROM {LOCKS}"))
     if there != count:
         raise RuntimeError(f"{there} locks where {count} were to be")
@@ -97,6 +96,7 @@ def add_lapsed(store: SqlStore, count: int) -> None:
     """Put ``count`` lapsed locks beside what is there."""
     with _connection(store) as connection:
         _copy(connection, _real_lock(store, "waiting"), LAPSED, count)
+        _rest(connection)
 
 
 def catch_up(store: SqlStore) -> None:
@@ -123,6 +123,11 @@ def _connection(store: SqlStore) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def _rest(connection: Connection) -> None:
+    for statement in WAYS[connection.dialect.name].rest:
+        connection.exec_driver_sql(statement)
 
 
 def _teach_sha256(connection: Any, _record: Any) -> None:

@@ -117,8 +117,6 @@ def store(url: str) -> Iterator[SqlStore]:
 def explained(store: SqlStore, url: str) -> Iterator[Explained]:
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("ANALYZE")
         yield Explained(store, connection)
     engine.dispose()
 
