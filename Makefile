@@ -95,7 +95,7 @@ services: ## Install the servers that make test starts, where they are missing
 
 # What the benchmark compares with is installed nowhere else.
 .cache/bench/.installed: pyproject.toml scripts/make-venv benchmarks/requirements.txt
-	@PYTHON="$(PYTHON)" scripts/make-venv .cache/bench -e '.[redis]' -r benchmarks/requirements.txt
+	@PYTHON="$(PYTHON)" scripts/make-venv .cache/bench -r benchmarks/requirements.txt
 	@touch $@
 
 .PRECIOUS: .cache/celery-%/.installed

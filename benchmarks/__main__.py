@@ -19,7 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import calls, growth, keys, machine, report, running, server_cost, storage
+from benchmarks import (
+    calls,
+    growth,
+    growth_sql,
+    keys,
+    machine,
+    report,
+    running,
+    server_cost,
+    storage,
+)
 from benchmarks.goals import goals
 from benchmarks.measuring import progress
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
@@ -38,6 +48,7 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "server": server_cost.run,
     "renewal": storage.renewal,
     "growth": growth.run,
+    "growth_sql": growth_sql.run,
     "many": calls.many,
 }
 

@@ -56,7 +56,10 @@ def installed() -> list[str]:
 
 
 def make(name: str, broker: str, locks: str) -> Contender:
-    """``broker`` and ``locks`` are URLs of servers, whose path is a database to count from."""
+    """``broker`` and ``locks`` are URLs of Redis servers, on which it gets databases of its own.
+
+    ``locks`` may also be the URL of an SQL database, which is its own as it is.
+    """
     number = list(CONTENDERS).index(name)
     broker_db, lock_db = 3 * number, 3 * number + 2
     queue = name.replace(" ", "-")
@@ -78,7 +81,7 @@ def make(name: str, broker: str, locks: str) -> Contender:
 
 
 def _database(url: str, number: int) -> str:
-    return f"{url.rpartition('/')[0]}/{number}"
+    return f"{url.rpartition('/')[0]}/{number}" if url.startswith("redis:") else url
 
 
 def no_op(shop_id: int, full: bool = False, tag: str = "") -> None:

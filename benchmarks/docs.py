@@ -20,6 +20,9 @@ LATEST = REPOSITORY / "benchmarks" / "results" / "latest.json"
 PAGE = REPOSITORY / "docs" / "explanation" / "performance.md"
 PICTURE = PAGE.with_suffix(".svg")
 
+#: Stands where the page shows a part that the latest run has not measured.
+NOT_MEASURED = "Not measured in the latest run."
+
 _MARKED = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
@@ -28,7 +31,7 @@ def filled(page: str, document: dict[str, Any]) -> str:
     texts = {**report.sections(document), **sizing.sections(document)}
 
     def figures(found: re.Match[str]) -> str:
-        return f"{found[1]}{texts[found[2]]}\n{found[3]}"
+        return f"{found[1]}{texts.get(found[2], NOT_MEASURED)}\n{found[3]}"
 
     return _MARKED.sub(figures, page)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.contenders import OURS, RIVALS
+from benchmarks.databases import DATABASES
+from benchmarks.sizes import FULL
 from benchmarks.stage import FLOOR
 
 Results = dict[str, Any]
@@ -45,6 +47,7 @@ def goals(results: Results) -> list[Goal]:
         *_together(results),
         *_with_worker(results),
         *_growth(results),
+        *_growth_sql(results),
         *_keys(results),
         *_bytes(results),
     ]
@@ -116,6 +119,20 @@ def _growth(results: Results) -> Iterator[Goal]:
         largest = max(sizes, key=int)
         text = f"{kind} at {int(largest):,} locks against none, upper end of 95 %"
         yield Goal(text, 1.25, float(sizes[largest]["high"]))
+
+
+def _growth_sql(results: Results) -> Iterator[Goal]:
+    def highest(name: str) -> Callable[[Results], float]:
+        def of_every_figure(all_: Results) -> float:
+            figures = all_["growth_sql"]["stores"][name]["figures"]
+            return float(max(sizes[max(sizes, key=int)]["high"] for sizes in figures.values()))
+
+        return of_every_figure
+
+    locks = max(results.get("growth_sql", {}).get("locks", FULL.growth_sql))
+    for name in DATABASES:
+        text = f"{name}: every act at {locks:,} locks against none, highest upper end of 95 %"
+        yield Goal(text, 1.5, _asked(results, highest(name)))
 
 
 def _keys(results: Results) -> Iterator[Goal]:

@@ -1,9 +1,12 @@
-"""The same figures on servers that hold none, thousands and a million locks, side by side."""
+"""The same figures on Redis servers that hold none, thousands and a million locks, side by side.
+
+What is measured here is measured on SQL stores too: see ``growth_sql``.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +16,7 @@ import redis
 import celery_unique
 from benchmarks import contenders
 from benchmarks.contenders import OURS, TASK, Contender
-from benchmarks.measuring import interleaved, median, progress, ratio_of_rounds
+from benchmarks.measuring import Act, interleaved, median, progress, ratio_of_rounds
 from benchmarks.servers import Server, server
 from benchmarks.stage import Stage, store_of
 from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES
@@ -37,43 +40,49 @@ CHUNK = 20_000
 
 @dataclass(frozen=True)
 class Filled:
+    """A store that holds so many locks, and an app that uses it."""
+
     locks: int
-    server: Server
     one: Contender
     store: Any
+    #: What acts leave to a thread or to the server is done before the next ones are timed.
+    after_act: Callable[[], Any] = lambda: None
+    before_round: Callable[[], Any] = lambda: None
+
+
+Kinds = Mapping[str, Callable[[Stage, Filled], Act]]
 
 
 def run(stage: Stage) -> dict[str, Any]:
     with ExitStack() as stack:
         filled = [_filled(stage, stack, count) for count in stage.sizes.growth]
-        kinds: dict[str, Callable[[Stage, Filled], Callable[[int], Any]]] = {
-            "new call": _new_call,
-            "duplicate call": _duplicate_call,
-            "start and finish": _start_and_finish,
-            "renewal of one lock": _renewal,
-            "lookup": _lookup,
-        }
-        told = {}
-        for kind, make in kinds.items():
-            progress(f"{kind}, as locks grow")
-            told[kind] = _grown(stage, filled, {one.locks: make(stage, one) for one in filled})
-            stage.forget_messages()
+        return {"locks": list(stage.sizes.growth), "figures": figures(stage, filled, KINDS)}
+
+
+def figures(stage: Stage, filled: Sequence[Filled], kinds: Kinds) -> dict[str, Any]:
+    """Each kind of act on all of these stores in turns; the first of them holds no locks."""
+    told = {}
+    for kind, make in kinds.items():
+        progress(f"{kind}, as locks grow")
+        told[kind] = _grown(stage, filled, {str(one.locks): make(stage, one) for one in filled})
+        stage.forget_messages()
+    return told
+
+
+def _grown(stage: Stage, filled: Sequence[Filled], acts: Mapping[str, Act]) -> dict[str, Any]:
+    def between() -> None:
         for one in filled:
-            one.store.close()
-    return {"locks": list(stage.sizes.growth), "figures": told}
+            one.after_act()
 
-
-def _grown(
-    stage: Stage, filled: list[Filled], acts: dict[int, Callable[[int], Any]]
-) -> dict[str, Any]:
-    by_name = {str(locks): act for locks, act in acts.items()}
-    rounds: dict[str, list[float]] = {name: [] for name in by_name}
-    interleaved(1, by_name)
+    rounds: dict[str, list[float]] = {name: [] for name in acts}
+    interleaved(1, acts, between=between)
     for _ in range(stage.sizes.growth_rounds):
-        samples = interleaved(stage.sizes.growth_calls, by_name, warm_up=0)
+        for one in filled:
+            one.before_round()
+        samples = interleaved(stage.sizes.growth_calls, acts, warm_up=0, between=between)
         for name, times in samples.items():
             rounds[name].append(median(times))
-    none = rounds[str(filled[0].locks)]
+    none = next(iter(rounds.values()))
     return {
         name: {
             "median_us": round(median(times), 2),
@@ -88,10 +97,11 @@ def _filled(stage: Stage, stack: ExitStack, count: int) -> Filled:
     own = stack.enter_context(server())
     one = contenders.make(OURS, stage.broker.url(), own.url())
     store = store_of(one)
+    stack.callback(store.close)
     if count:
         progress(f"a server with {count:,} locks")
         _fill(own, one, store, count)
-    return Filled(count, own, one, store)
+    return Filled(count, one, store)
 
 
 def _fill(own: Server, one: Contender, store: Any, count: int) -> None:
@@ -115,18 +125,18 @@ def _fill(own: Server, one: Contender, store: Any, count: int) -> None:
 # -- what is measured -----------------------------------------------------------------------
 
 
-def _new_call(stage: Stage, filled: Filled) -> Callable[[int], Any]:
+def _new_call(stage: Stage, filled: Filled) -> Act:
     return lambda _: filled.one.call(next(stage.numbers))
 
 
-def _duplicate_call(stage: Stage, filled: Filled) -> Callable[[int], Any]:
+def _duplicate_call(stage: Stage, filled: Filled) -> Act:
     held = next(stage.numbers)
     filled.one.call(held)
     filled.store.flush()
     return lambda _: filled.one.call(held)
 
 
-def _start_and_finish(stage: Stage, filled: Filled) -> Callable[[int], Any]:
+def _start_and_finish(stage: Stage, filled: Filled) -> Act:
     store = filled.store
 
     def act(_: int) -> None:
@@ -138,7 +148,7 @@ def _start_and_finish(stage: Stage, filled: Filled) -> Callable[[int], Any]:
     return act
 
 
-def _renewal(stage: Stage, filled: Filled) -> Callable[[int], Any]:
+def _renewal(stage: Stage, filled: Filled) -> Act:
     task_id, delivery = str(uuid.uuid4()), "celery@bench/1/0/renewed"
     key = key_of(task_id)
     filled.store.start(key, Start(task_id, delivery, TASK, QUEUE_MS, QUEUE_MS, QUEUE_MS))
@@ -146,9 +156,18 @@ def _renewal(stage: Stage, filled: Filled) -> Callable[[int], Any]:
     return lambda _: filled.store.renew(held)
 
 
-def _lookup(stage: Stage, filled: Filled) -> Callable[[int], Any]:
+def _lookup(stage: Stage, filled: Filled) -> Act:
     held = next(stage.numbers)
     filled.one.call(held)
     filled.store.flush()
     call = (held, True), {"tag": "nightly"}
     return lambda _: celery_unique.lookup(filled.one.task, *call, app=filled.one.app)
+
+
+KINDS: Kinds = {
+    "new call": _new_call,
+    "duplicate call": _duplicate_call,
+    "start and finish": _start_and_finish,
+    "renewal of one lock": _renewal,
+    "lookup": _lookup,
+}

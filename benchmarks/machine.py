@@ -12,6 +12,7 @@ from typing import Any
 
 PACKAGES = (
     *("celery-unique-tasks", "celery", "kombu", "redis", "hiredis"),
+    *("SQLAlchemy", "psycopg", "PyMySQL"),
     *("celery-once", "celery-singleton", "celery-heimdall"),
 )
 

@@ -24,11 +24,17 @@ def progress(text: str) -> None:
     print(f"  .. {text}", file=sys.stderr, flush=True)
 
 
-def interleaved(rounds: int, acts: Mapping[str, Act], *, warm_up: int = 3) -> Samples:
+def interleaved(
+    rounds: int,
+    acts: Mapping[str, Act],
+    *,
+    warm_up: int = 3,
+    between: Callable[[], Any] = lambda: None,
+) -> Samples:
     """The times of each act, one of each in every round, in a new order each time.
 
     An act is given a number that it has not had before. What it returns is let go of after
-    the clock was read.
+    the clock was read, and ``between`` is called before the next one.
     """
     samples: Samples = {name: [] for name in acts}
     order = list(acts)
@@ -40,6 +46,7 @@ def interleaved(rounds: int, acts: Mapping[str, Act], *, warm_up: int = 3) -> Sa
             if slow and len(samples[name]) >= SLOW_ROUNDS:
                 continue
             took = timed(acts[name], number)
+            between()
             if number >= 0 or took > SLOW_US:
                 samples[name].append(took)
     return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.contenders import PLAIN
@@ -34,19 +34,7 @@ def us(value: float | None) -> str:
 def sections(document: dict[str, Any]) -> dict[str, str]:
     """Name of the part -> its table."""
     results = document["results"]
-    makers = {
-        "new": _new,
-        "duplicate": _duplicate,
-        "many": _many,
-        "worker": _worker,
-        "key": _key,
-        "commands": _commands,
-        "memory": _memory,
-        "server": _server,
-        "renewal": _renewal,
-        "growth": _growth,
-    }
-    found = {name: make(results[name]) for name, make in makers.items() if name in results}
+    found = {name: make(results[name]) for name, make in _PARTS.items() if name in results}
     found["goals"] = _goals(document["goals"])
     found["machine"] = _machine(document)
     return found
@@ -163,6 +151,24 @@ def _growth(growth: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def _growth_sql(growth: dict[str, Any]) -> str:
+    """A row for each act: one for each number of locks would be three times as many."""
+    none, *more = growth["locks"]
+    rows = []
+    for name, told in growth["stores"].items():
+        for kind, sizes in told["figures"].items():
+            cells = [f"{name}: {kind}", us(sizes[str(none)]["median_us"])]
+            for locks in more:
+                each = sizes[str(locks)]
+                interval = f"{each['low']:.2f} to {each['high']:.2f}"
+                cells += [us(each["median_us"]), f"{each['ratio']:.2f}", interval]
+            rows.append(cells)
+    head = ["as locks grow", "none, us"]
+    for locks in more:
+        head += [f"{locks:,}, us", "against none", "95 % interval"]
+    return table(head, rows)
+
+
 def _goals(goals: list[dict[str, Any]]) -> str:
     rows = []
     for goal in goals:
@@ -184,6 +190,7 @@ def _machine(document: dict[str, Any]) -> str:
         ("memory", f"{machine['memory_gib']:.0f} GiB"),
         ("system", f"{machine['system']}, Python {machine['python']}"),
         ("Redis", f"{machine['redis_server']}, on the same machine"),
+        *_databases(document["results"]),
         ("packages", packages),
         ("load average before (1, 5, 15 minutes)", load),
         ("load average after", after),
@@ -191,3 +198,26 @@ def _machine(document: dict[str, Any]) -> str:
     if document["missing"]:
         rows.append(("not installed, left out", ", ".join(document["missing"])))
     return table(("run", ""), rows)
+
+
+def _databases(results: dict[str, Any]) -> list[Row]:
+    stores = results.get("growth_sql", {}).get("stores", {})
+    named = ", ".join(f"{name} {told['version']}" for name, told in stores.items())
+    return [("databases", f"{named}, on the same machine")] if named else []
+
+
+_PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "new": _new,
+    "duplicate": _duplicate,
+    "many": _many,
+    "worker": _worker,
+    "key": _key,
+    "commands": _commands,
+    "memory": _memory,
+    "server": _server,
+    "renewal": _renewal,
+    "growth": _growth,
+    "growth_sql": _growth_sql,
+}
+#: Every section that a full run has.
+NAMES = frozenset({*_PARTS, "goals", "machine"})

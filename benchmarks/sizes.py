@@ -18,6 +18,7 @@ class Sizes:
     held: int = 10_000  # locks that one worker renews
     renewals: int = 7
     growth: tuple[int, ...] = (0, 10_000, 100_000, 1_000_000)
+    growth_sql: tuple[int, ...] = (0, 100_000, 1_000_000)
     growth_rounds: int = 10
     growth_calls: int = 60  # of each kind in a round
 
@@ -35,6 +36,7 @@ QUICK = Sizes(
     held=2_000,
     renewals=3,
     growth=(0, 20_000),
+    growth_sql=(0, 20_000),
     growth_rounds=4,
     growth_calls=20,
 )
@@ -50,6 +52,7 @@ TINY = Sizes(
     held=50,
     renewals=2,
     growth=(0, 500),
+    growth_sql=(0, 500),
     growth_rounds=2,
     growth_calls=3,
 )

@@ -29,6 +29,9 @@ logger = logging.getLogger("celery_unique")
 RENEWALS_PER_LEASE = 3
 #: Stores that do not expire by themselves are swept by workers now and then.
 SWEEP_EVERY_S = 60.0
+SWEEP_BATCH = 500
+#: Leases wait while a worker sweeps.
+SWEEP_AT_MOST_S = 1.0
 
 
 class Renewer:
@@ -149,7 +152,14 @@ class Renewer:
         self._since_sweep_s += self._pause_s()
         if self._since_sweep_s >= SWEEP_EVERY_S:
             self._since_sweep_s = 0.0
-            self._runtime.holding.store.sweep()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Batch after batch while they are full: where locks are kept for a window, more than
+        one batch can lapse between two sweeps."""
+        store, ends_at = self._runtime.holding.store, time.monotonic() + SWEEP_AT_MOST_S
+        while store.sweep(SWEEP_BATCH) >= SWEEP_BATCH and time.monotonic() < ends_at:
+            pass
 
 
 def held_requests(worker: Any) -> list[Any]:

@@ -23,7 +23,16 @@ def test_the_page_shows_the_figures_of_the_latest_run():
 def test_the_page_shows_every_part_of_the_run():
     shown = set(re.findall(r"<!-- bench:(\w+) -->", docs.PAGE.read_text()))
 
-    assert shown == report.sections(document()).keys() | sizing.sections(document()).keys()
+    assert shown == report.NAMES | sizing.sections(document()).keys()
+
+
+def test_a_part_that_was_not_measured_is_said_to_be_missing():
+    without, page = document(), docs.PAGE.read_text()
+    without["results"].pop("growth_sql", None)
+
+    filled = docs.filled(page, without)
+
+    assert f"<!-- bench:growth_sql -->\n{docs.NOT_MEASURED}\n<!-- /bench -->" in filled
 
 
 def test_the_run_was_a_full_one_with_everybody_in_it():

@@ -50,6 +50,15 @@ def test_every_part_has_figures_of_ours_and_of_plain_celery(run):
     assert results["renewal"]["held"] == 50
 
 
+def test_every_sql_database_has_a_figure_for_every_act_and_number_of_locks(run):
+    told = run["results"]["growth_sql"]
+
+    assert told["stores"].keys() == {"SQLite", "PostgreSQL", "MariaDB"}
+    for store in told["stores"].values():
+        assert store["figures"].keys() > run["results"]["growth"]["figures"].keys()
+        assert all(sizes.keys() == {"0", "500"} for sizes in store["figures"].values())
+
+
 def test_commands_for_a_call_are_as_few_as_promised(run):
     # A new call asks once, and confirms without waiting.
     assert run["results"]["commands"][OURS] == {"new": 2, "duplicate": 1}
@@ -83,6 +92,19 @@ def test_a_goal_that_is_missed_is_a_miss():
     assert verdicts["a duplicate takes, in floors"] == "miss"
     assert verdicts["a duplicate takes, of the best rival's"] == "miss"
     assert verdicts["a new call adds, in floors"] == "not measured"
+
+
+def test_a_sql_database_is_as_flat_as_its_worst_figure():
+    def at_most(high: float) -> dict:
+        return {"0": {"high": 1.0}, "500": {"high": high}}
+
+    figures = {"lookup": at_most(1.1), "new call": at_most(1.6)}
+    results = {"growth_sql": {"locks": [0, 500], "stores": {"MariaDB": {"figures": figures}}}}
+
+    measured = {goal.text.partition(":")[0]: goal for goal in goals(results)}
+
+    assert (measured["MariaDB"].measured, measured["MariaDB"].verdict) == (1.6, "miss")
+    assert measured["SQLite"].verdict == "not measured"
 
 
 def test_check_exits_with_an_error_on_a_goal_that_is_not_met():

@@ -612,28 +612,6 @@ def test_sweep_deletes_what_has_lapsed_in_batches(sql: SqlStore) -> None:
     assert [each for each, _ in sql.walk()] == ["1:later"]
 
 
-def test_sweep_finds_lapsed_rows_by_the_index(
-    postgres_url: str, postgres_server: PostgresServer
-) -> None:
-    store = SqlStore.from_url(postgres_url)
-    store.ping()
-    database = postgres_url.rpartition("/")[2]
-    postgres_server.execute(
-        "INSERT INTO celery_unique_lock SELECT '', 'k' || n, '{\"t\":{}}', 0, n,"
-        " 4000000000000 + n, 0, 0, '-', 0, 0 FROM generate_series(1, 20000) AS n",
-        database,
-    )
-    postgres_server.execute("ANALYZE celery_unique_lock", database)
-    sql = str(store._statements.sweep)
-    for name, value in (("namespace", "''"), ("offset_us", "0"), ("batch", "10")):
-        sql = sql.replace(f":{name}", value)
-
-    plan = postgres_server.execute(f"EXPLAIN {sql}", database)
-
-    assert "celery_unique_lock_expires" in "\n".join(str(line[0]) for line in plan)
-    store.close()
-
-
 # -- the clock --------------------------------------------------------------------------------
 
 

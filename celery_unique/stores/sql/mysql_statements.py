@@ -79,11 +79,15 @@ class MySqlStatements(Statements):
             ORDER BY held.lock_key LIMIT :batch"""
 
     def _sweep(self) -> str:
+        """As elsewhere. A plain DELETE with ORDER BY and LIMIT would read, lock and sort all rows
+        that have lapsed, or the whole table, to delete one batch of them."""
+        lapsed = f"expires_at <= {_US.format('NOW')} DIV 1000 AND due_at IS NULL"
         return f"""
-            DELETE FROM {self._table}
-            WHERE namespace = :namespace AND expires_at <= {_US.format("NOW")} DIV 1000
-                AND due_at IS NULL
-            ORDER BY expires_at LIMIT :batch"""
+            DELETE held FROM {self._table} AS held
+            JOIN (SELECT lock_key AS lapsed_key FROM {self._table}
+                WHERE namespace = :namespace AND {lapsed}
+                ORDER BY expires_at LIMIT :batch) AS lapsed ON lock_key = lapsed_key
+            WHERE namespace = :namespace AND {lapsed}"""
 
     def _due(self) -> str:
         return f"""

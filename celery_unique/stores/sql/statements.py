@@ -180,10 +180,12 @@ CREATE TABLE IF NOT EXISTS {self._followers} (
             ORDER BY held.lock_key LIMIT :batch"""
 
     def _sweep(self) -> str:
-        """Found by the index. MATERIALIZED: else PostgreSQL may look for more than one batch.
+        """Found by the index, one batch however many have lapsed, and deleted by their keys.
 
-        The condition is asked again of each row, since it may have come to life meanwhile.
-        A key with followers has rows in the other table too: see ``_abandoned``.
+        MATERIALIZED: else PostgreSQL may look for more than one batch. The condition is asked
+        again of each row, since it may have come to life meanwhile; with a plus, or SQLite would
+        look for the batch among all that have lapsed. A key with followers has rows in the other
+        table too: see ``_abandoned``.
         """
         lapsed = (
             f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock) AND due_at IS NULL"
@@ -192,7 +194,7 @@ CREATE TABLE IF NOT EXISTS {self._followers} (
             WITH lapsed AS MATERIALIZED (
                 SELECT lock_key FROM {self._table} WHERE namespace = :namespace AND {lapsed}
                 ORDER BY expires_at LIMIT :batch {self._dialect.skip_locked})
-            DELETE FROM {self._table} WHERE namespace = :namespace AND {lapsed}
+            DELETE FROM {self._table} WHERE namespace = :namespace AND +{lapsed}
                 AND lock_key IN (SELECT lock_key FROM lapsed)
             RETURNING lock_key"""
 

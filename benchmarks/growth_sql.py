@@ -1,0 +1,87 @@
+"""As locks grow, in SQL databases: what ``growth`` measures on Redis, and what workers do besides.
+
+A confirmation is a statement of its own there, which a thread carries out after the call, so the
+call is measured with and without it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from benchmarks import contenders, sql_rows
+from benchmarks.contenders import OURS
+from benchmarks.databases import DATABASES
+from benchmarks.growth import KINDS, Filled, Kinds, figures
+from benchmarks.measuring import Act, progress
+from benchmarks.stage import Stage, store_of
+from tests.kit import ServerNotInstalled
+
+#: Lapsed locks that one sweep deletes, and how many there are that it leaves. A sweep comes once
+#: a minute: with more of them at once, rows deleted just before are most of what is measured.
+SWEPT, LEFT = 3, 5_000
+
+
+def run(stage: Stage) -> dict[str, Any]:
+    told = {}
+    for name in DATABASES:
+        try:
+            told[name] = _on(stage, name)
+        except ServerNotInstalled as error:
+            progress(f"{name} is left out: {error}")
+            stage.missing.append(name)
+    return {"locks": list(stage.sizes.growth_sql), "stores": told}
+
+
+def _on(stage: Stage, name: str) -> dict[str, Any]:
+    with ExitStack() as stack:
+        filled = [_filled(stage, stack, name, count) for count in stage.sizes.growth_sql]
+        version = sql_rows.version(filled[0].store)
+        return {"version": version, "figures": figures(stage, filled, SQL_KINDS)}
+
+
+def _filled(stage: Stage, stack: ExitStack, name: str, count: int) -> Filled:
+    url = stack.enter_context(DATABASES[name]())
+    one = contenders.make(OURS, stage.broker.url(), url)
+    store = store_of(one)
+    stack.callback(store.close)
+    store.create_tables()
+    if count:
+        progress(f"{name} with {count:,} locks")
+        sql_rows.fill(store, count)
+    return Filled(count, one, store, store.flush, partial(sql_rows.catch_up, store))
+
+
+# -- what is measured besides ----------------------------------------------------------------
+
+
+def _confirmed_call(stage: Stage, filled: Filled) -> Act:
+    def act(_: int) -> None:
+        filled.one.call(next(stage.numbers))
+        filled.store.flush()
+
+    return act
+
+
+def _sweep(stage: Stage, filled: Filled) -> Act:
+    sweeps = stage.sizes.growth_rounds * stage.sizes.growth_calls
+    sql_rows.add_lapsed(filled.store, SWEPT * sweeps + LEFT)
+
+    def act(_: int) -> None:
+        if filled.store.sweep(SWEPT) != SWEPT:
+            raise RuntimeError("there was less to sweep than was to be measured")
+
+    return act
+
+
+def _due(stage: Stage, filled: Filled) -> Act:
+    return lambda _: filled.store.due()
+
+
+SQL_KINDS: Kinds = {
+    **KINDS,
+    "new call and its confirmation": _confirmed_call,
+    f"sweep of {SWEPT} lapsed locks": _sweep,
+    "search for followers that are due": _due,
+}
