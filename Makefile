@@ -9,7 +9,7 @@ BIN := .venv/bin
 ARGS ?=
 # How many test processes run at once. Each has servers of its own; with more of them than cores,
 # tests of kills and pauses meet the machine's limits before the library's.
-PROCESSES ?= 2
+PROCESSES ?= 3
 # What make test-fast runs: the other directories need servers. Its tests wait more than they work.
 FAST_TESTS = tests/unit tests/integration tests/stores tests/documentation
 FAST_PROCESSES ?= 4
