@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,69 @@ def test_flush_waits_for_everything_sent_before(store: RedisStore) -> None:
     store.flush()
 
     assert {record.tasks["a"].state for _, record in store.walk()} == {"w"}
+
+
+@pytest.mark.server
+def test_a_process_finds_what_it_has_told_the_store_one_way(store: RedisStore) -> None:
+    """Waiting, just being sent by the thread, or carried out: in any of these moments."""
+    store.acquire(fresh_key(), claim("warm"))
+    for number in range(300):
+        key = fresh_key()
+        store.acquire(key, claim("a"))
+        store.confirm(key, "a", QUEUE_LEASE)
+        time.sleep(number % 20 / 10_000)  # up to 2 ms, and the thread waits for one
+
+        assert task_of(store, key, "a").state == "w"
+
+
+@pytest.mark.server
+def test_a_row_of_replacements_by_one_process_replaces_one_at_a_time(
+    store: RedisStore, key: str
+) -> None:
+    """Unconfirmed, each would also stand in for all that were replaced before it."""
+    publish(store, key, "0")
+    for number in range(1, 200):
+        acquired = store.acquire(key, claim(f"{number}", on_conflict="replace"))
+        store.confirm(key, f"{number}", QUEUE_LEASE)
+
+        assert acquired.replaced == (f"{number - 1}",)
+
+
+@pytest.mark.server
+def test_a_one_way_act_that_was_taken_along_in_vain_is_not_lost(
+    redis_url: str, start_proxy: Callable[[int], TcpProxy], redis_server: RedisServer
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=TIMEOUT_S)) as store:
+        keys = [fresh_key() for _ in range(20)]
+        store.acquire_many([(key, claim("a")) for key in keys])
+        proxy.cut()
+        for key in keys:
+            store.confirm(key, "a", QUEUE_LEASE)
+            with suppress(StoreUnavailable):
+                store.read(key)
+        proxy.restore()
+
+        for key in keys:
+            eventually(
+                lambda key=key: task_of(store, key, "a").state == "w",
+                timeout=20,
+                ignoring=StoreUnavailable,
+            )
+
+
+@pytest.mark.server
+def test_a_one_way_act_that_is_taken_along_survives_a_script_flush(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    store.acquire(key, claim("a"))
+    store.confirm(key, "a", QUEUE_LEASE)
+    client.script_flush()
+
+    store.read(key)
+    store.flush()
+
+    assert task_of(store, key, "a").state == "w"
 
 
 @pytest.mark.server

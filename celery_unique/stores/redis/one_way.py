@@ -6,9 +6,8 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -30,9 +29,13 @@ BATCH = 500
 PATIENCE_S = 3600.0
 #: Between two attempts; the last one repeats.
 PAUSES_S = (0.1, 0.2, 0.5, 1.0)
+#: How long somebody waits for what the thread is just sending about the same record.
+ABREAST_S = 0.05
+#: Where a command names the record that it is about.
+RECORD = 3
 
 
-class _Act(NamedTuple):
+class Act(NamedTuple):
     script: Script
     command: Command
     give_up_at: float
@@ -45,7 +48,9 @@ class OneWay:
     """Puts the act into a queue and returns: the caller does not even wake the server.
 
     Each may be carried out late or twice without harm, so what got no reply is sent again: an
-    act is lost only with its process. Acts may be overtaken by those that somebody waits for.
+    act is lost only with its process. Others may overtake it, but not those of the same process
+    about the same record: they take along what waits (``earlier``), so that a process finds what
+    it has told the store itself.
     """
 
     def __init__(self, connections: Exchanging) -> None:
@@ -55,7 +60,9 @@ class OneWay:
         _senders.add(self)
 
     def _begin(self) -> None:
-        self._waiting: deque[_Act] = deque()
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, list[Act]] = OrderedDict()  # by record
+        self._under_way: set[str] = set()  # the records that the thread is telling about
         self._is_called = False  # whether the thread is yet to come and take what waits
         self._is_closed = False
         self._hurry = threading.Event()  # somebody waits after all
@@ -63,11 +70,37 @@ class OneWay:
     def send(self, script: Script, commands: Iterable[Command]) -> None:
         self._is_closed = False
         give_up_at = monotonic() + PATIENCE_S
-        # There first: the thread forgets that it was called before it takes what waits.
-        self._waiting.extend(_Act(script, command, give_up_at) for command in commands)
-        if not self._is_called:
-            self._is_called = True
+        acts = [Act(script, command, give_up_at) for command in commands]
+        with self._changed:
+            for act in acts:
+                self._waiting.setdefault(act.command[RECORD], []).append(act)
+            call, self._is_called = not self._is_called, True
+        if call:
             self._thread.put(self._send_waiting)
+
+    def earlier(self, records: Iterable[str]) -> list[Act]:
+        """What was told about these records and is not sent yet, for who sends it now."""
+        if not (self._waiting or self._under_way):
+            return []
+        records = [each for each in records if each in self._waiting or each in self._under_way]
+        if not records:
+            return []
+        with self._changed:
+            # On another connection, so that it could be overtaken. Not for long: a server that
+            # does not answer has time-outs of its own.
+            self._changed.wait_for(lambda: self._under_way.isdisjoint(records), ABREAST_S)
+            return [act for record in records for act in self._waiting.pop(record, ())]
+
+    def heard(self, acts: Sequence[Act], replies: Sequence[Any]) -> None:
+        """These were sent with something else: what the server has said to them."""
+        unknown = [act for act, reply in zip(acts, replies, strict=True) if _is_unknown(reply)]
+        self.put_back(unknown)
+        _say_refused(replies)
+
+    def put_back(self, acts: Sequence[Act]) -> None:
+        """These had no reply."""
+        for act in acts:
+            self.send(act.script, [act.command])
 
     def flush(self) -> None:
         self._hurry.set()
@@ -82,27 +115,30 @@ class OneWay:
             self._hurry.wait(GATHER_S)
             self._hurry.clear()
         self._is_called = False
-        while self._waiting:
-            self._send(self._taken())
+        while acts := self._taken():
+            try:
+                self._send(acts)
+            finally:
+                with self._changed:
+                    self._under_way.difference_update(act.command[RECORD] for act in acts)
+                    self._changed.notify_all()
 
-    def _taken(self) -> list[_Act]:
-        taken: list[_Act] = []
-        with suppress(IndexError):  # no more, or another thread was faster
-            while len(taken) < BATCH:
-                taken.append(self._waiting.popleft())
+    def _taken(self) -> list[Act]:
+        taken: list[Act] = []
+        with self._changed:
+            while self._waiting and len(taken) < BATCH:
+                record, acts = self._waiting.popitem(last=False)
+                self._under_way.add(record)
+                taken += acts
         return taken
 
-    def _send(self, acts: list[_Act]) -> None:
-        if not acts:
-            return
+    def _send(self, acts: list[Act]) -> None:
         replies = self._exchanged([act.command for act in acts], acts[0].give_up_at)
         unknown = [act for act, reply in zip(acts, replies, strict=True) if _is_unknown(reply)]
         if unknown:
             whole = [("EVAL", act.script.body, *act.command[2:]) for act in unknown]
             replies += self._exchanged(whole, acts[0].give_up_at)
-        for reply in replies:
-            if isinstance(reply, ResponseError) and not _is_unknown(reply):
-                logger.warning("A one-way act on the lock store was refused: %s", reply)
+        _say_refused(replies)
 
     def _exchanged(self, commands: Sequence[Command], give_up_at: float) -> list[Any]:
         tries = 0
@@ -127,6 +163,12 @@ class OneWay:
 def _is_unknown(reply: Any) -> bool:
     """The server was restarted or flushed, or it is another one, and does not know the script."""
     return isinstance(reply, NoScriptError)
+
+
+def _say_refused(replies: Iterable[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ResponseError) and not _is_unknown(reply):
+            logger.warning("A one-way act on the lock store was refused: %s", reply)
 
 
 def _forget_in_child() -> None:

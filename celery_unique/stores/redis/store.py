@@ -28,7 +28,7 @@ from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
 from .following import RedisFollowing
 from .layout import Layout, record_of
-from .one_way import OneWay
+from .one_way import RECORD, Act, OneWay
 from .recent import Recent
 from .scripts import Script
 
@@ -202,7 +202,8 @@ class RedisStore(RedisFollowing):
 
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
-        clock, fields = self._ask([("TIME",), ("HGETALL", self._layout.name_of(key))])
+        name = self._layout.name_of(key)
+        clock, fields = self._ask([("TIME",), ("HGETALL", name)], [name])
         now = self._now(clock)
         return record_of(fields, now), now
 
@@ -269,12 +270,14 @@ class RedisStore(RedisFollowing):
 
     def _run_all(self, script: Script, commands: Sequence[Command], again: Any = None) -> list[Any]:
         """One round trip for each batch; another one where the server lost the script."""
+        earlier = self._one_way.earlier(command[RECORD] for command in commands)
         if len(commands) <= BATCH:
-            replies = self._connections.exchange(commands, again)
+            replies = self._exchange(commands, again, earlier)
         else:
             replies = []
             for first in range(0, len(commands), BATCH):
-                replies += self._connections.exchange(commands[first : first + BATCH], again)
+                replies += self._exchange(commands[first : first + BATCH], again, earlier)
+                earlier = []
         missing = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
             # EVAL brings the script along and the server keeps it: SCRIPT FLUSH, a restart
@@ -284,8 +287,25 @@ class RedisStore(RedisFollowing):
                 replies[n] = reply
         return self._checked(replies)
 
-    def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        return self._checked(self._connections.exchange(commands))
+    def _exchange(
+        self, commands: Sequence[Command], again: Any, earlier: Sequence[Act]
+    ) -> list[Any]:
+        """The replies to these commands; ``earlier`` is sent in front of them."""
+        if not earlier:
+            return self._connections.exchange(commands, again)
+        try:
+            replies = self._connections.exchange(
+                [*(act.command for act in earlier), *commands], again
+            )
+        except BaseException:
+            self._one_way.put_back(earlier)
+            raise
+        self._one_way.heard(earlier, replies[: len(earlier)])
+        return replies[len(earlier) :]
+
+    def _ask(self, commands: Sequence[Command], about: Sequence[str] = ()) -> list[Any]:
+        """The replies to commands that read; ``about``: the records whose news must be in them."""
+        return self._checked(self._exchange(commands, None, self._one_way.earlier(about)))
 
     def _checked(self, replies: list[Any]) -> list[Any]:
         for reply in replies:
@@ -303,7 +323,8 @@ def _flag(value: bool) -> str:
 
 def _again(command: Command) -> Command:
     """An acquire whose reply was lost may have been carried out: not its own duplicate."""
-    return (*command[:-1], "1")
+    is_acquire = command[1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE.body)
+    return (*command[:-1], "1") if is_acquire else command
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:
