@@ -42,6 +42,13 @@ class Attempt:
 #: call asked), and returns Celery's result.
 Send = Callable[[str, LockHeader | None, int | None], Any]
 
+#: As Send, for a message that is made while the store is asked for its lock: waits for the
+#: header before anything is sent, and lets through what is raised in its place.
+SendWhen = Callable[[str, Callable[[], LockHeader]], Any]
+
+#: ``begin_acquire`` of a store.
+Begin = Callable[[str, Claim], Callable[[], Acquired]]
+
 
 @value
 class Published:

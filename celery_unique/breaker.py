@@ -36,17 +36,29 @@ class Breaker:
     def run(self, act: Callable[[], Reply]) -> Reply:
         """Carry ``act`` out, or raise at once while the store is skipped."""
         self._check()
+        return self.hear(act)
+
+    def ask(self, act: Callable[[], Reply]) -> Reply:
+        """As ``run``, for an act that does not wait for the store's answer: that is heard later."""
+        self._check()
+        return self._counted(act)
+
+    def hear(self, act: Callable[[], Reply]) -> Reply:
+        """Carry ``act`` out in any case: the store has been asked, and this is its answer."""
+        reply = self._counted(act)
+        if self._failures:
+            self._failures = 0
+        return reply
+
+    def _counted(self, act: Callable[[], Reply]) -> Reply:
         try:
-            reply = act()
+            return act()
         except StoreUnavailable:
             with self._mutex:
                 self._failures += 1
                 self.failed_at = time.monotonic()
                 self._closed_again_at = self.failed_at + OPEN_FOR_S
             raise
-        if self._failures:
-            self._failures = 0
-        return reply
 
     def _check(self) -> None:
         if self._failures >= FAILURES_TO_OPEN and time.monotonic() < self._closed_again_at:

@@ -8,48 +8,56 @@ subject of this module, and each order that matters is named where it is kept.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from . import conflicts, reports
-from .attempts import Attempt, Published, Send, changed_delay, claim_of, window_ms
-from .breaker import Breaker, StoreSkipped
+from .attempts import Attempt, Begin, Published, Send, SendWhen, changed_delay, claim_of, window_ms
+from .breaker import Breaker, Reply
 from .exceptions import IdempotencyKeyConflict, StoreUnavailable
 from .facts import CallFacts
 from .header import LockHeader
-from .later import Later
 from .leases import Leases
 from .settings import UniqueSettings
 from .stores.base import Acquired, Holder, LockStore
 from .stores.record import State, letters, terminal_letters
+from .telling import Remembered, Telling
 
 #: How long a duplicate of an unconfirmed holder waits before it looks again.
 LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
 #: How often a call asks anew when the holder it was told of has vanished.
 ROUNDS = 5
-#: How many ids published by this process are remembered: their confirmations may
-#: still be on the way, and a sequence of calls must not wait for its own.
-REMEMBERED = 512
 #: A holder that has waited this long may have lost its message to a purge.
 LONG_WAIT_MS = 3_600_000
 
 
-class UniqueTaskCoordinator:
-    """Everything this library does with one lock store."""
+class NotAdmitted(Exception):
+    """The store has not given the lock: the message that was being made is not sent."""
+
+
+class NotAnswered(Exception):
+    """The store could not be asked for the lock, or did not answer."""
+
+    def __init__(self, error: StoreUnavailable) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class UniqueTaskCoordinator(Telling):
+    """Everything this library does with one lock store for callers."""
 
     def __init__(
         self, app: Any, settings: UniqueSettings, store: LockStore, leases: Leases
     ) -> None:
-        self.app = app
+        super().__init__(app, store)
         self.settings = settings
-        self.store = store
         self.leases = leases
-        self.later = Later()
         self._breaker = Breaker()
-        self._published_here: OrderedDict[str, str] = OrderedDict()
+        #: Keys that were taken when they were last asked for, and probably still are: a message
+        #: that is made for nothing costs more than waiting for the answer.
+        self._taken_lately = Remembered()
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -57,17 +65,28 @@ class UniqueTaskCoordinator:
 
     # -- the caller ----------------------------------------------------------
 
-    def publish(self, attempt: Attempt, send: Send) -> Published:
-        """Take the lock and publish, or tell the call who holds it."""
+    def publish(self, attempt: Attempt, send: Send, send_when: SendWhen | None = None) -> Published:
+        """Take the lock and publish, or tell the call who holds it.
+
+        With ``send_when`` the message is made while the store decides, if the store can do that.
+        """
+        begin: Begin | None = getattr(self.store, "begin_acquire", None)
+        if attempt.key in self._taken_lately:
+            begin = None
         for _ in range(ROUNDS):
             began = time.monotonic()
             try:
-                acquired = self._acquire(attempt)
-            except StoreUnavailable as error:
-                return self.without_store(attempt, send, error)
-            if acquired.outcome == "created":
-                return self.publish_created(attempt, acquired, send, began)
-            settled = self.settle_conflict(attempt, acquired, send)
+                if send_when is not None and begin is not None:
+                    made = self._publish_when_admitted(attempt, begin, send_when, began)
+                else:
+                    made = self._acquire(attempt)
+            except NotAnswered as silence:
+                return self.without_store(attempt, send, silence.error)
+            if isinstance(made, Published):
+                return made
+            if made.outcome == "created":
+                return self.publish_created(attempt, made, send, began)
+            settled = self.settle_conflict(attempt, made, send)
             if settled is not None:
                 return settled
         # The holders vanished as fast as they came: publish rather than lose the call.
@@ -75,11 +94,62 @@ class UniqueTaskCoordinator:
 
     def _acquire(self, attempt: Attempt) -> Acquired:
         claim = claim_of(attempt)
+        return self._answer(
+            attempt, self._breaker.run, lambda: self.store.acquire(attempt.key, claim)
+        )
+
+    def _answer(
+        self,
+        attempt: Attempt,
+        through: Callable[[Callable[[], Reply]], Reply],
+        act: Callable[[], Reply],
+    ) -> Reply:
         try:
-            return self._breaker.run(lambda: self.store.acquire(attempt.key, claim))
+            return through(act)
         except StoreUnavailable as error:
-            self._say_store_error("acquire", error, attempt)
+            self.say_store_error("acquire", error, attempt)
+            raise NotAnswered(error) from error
+
+    def _publish_when_admitted(
+        self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float
+    ) -> Published | Acquired:
+        """Have the message made, and sent if the store answers that the lock is taken."""
+        claim = claim_of(attempt)
+        wait = self._answer(attempt, self._breaker.ask, lambda: begin(attempt.key, claim))
+        acquired: Acquired | None = None
+
+        def admit() -> LockHeader:
+            nonlocal acquired
+            acquired = self._answer(attempt, self._breaker.hear, wait)
+            if acquired.outcome != "created":
+                raise NotAdmitted
+            return self._admitted(attempt, acquired, began)
+
+        try:
+            result = send_when(attempt.task_id, admit)
+        except NotAdmitted:
+            assert acquired is not None
+            return acquired
+        except NotAnswered:
             raise
+        except BaseException:
+            self._withdraw_asked(attempt, acquired, wait)
+            raise
+        if acquired is None:
+            # Somebody's own way to make messages: this one is out, and nobody would give its
+            # lock back, since it has no header.
+            self._withdraw_asked(attempt, acquired, wait)
+            reports.unlocked(attempt.task_name, attempt.task_id, "its message is not Celery's own")
+            return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
+        return self._published(attempt, acquired, result, self.confirm)
+
+    def _withdraw_asked(
+        self, attempt: Attempt, acquired: Acquired | None, wait: Callable[[], Acquired]
+    ) -> None:
+        try:
+            self.withdraw(attempt, acquired or wait())
+        except StoreUnavailable as error:
+            self.give_back_later(attempt, error)
 
     def acquire_many(self, attempts: list[Attempt]) -> list[Acquired]:
         """Ask for many locks together; what becomes of each is as if it was asked for alone."""
@@ -87,15 +157,8 @@ class UniqueTaskCoordinator:
         try:
             return self._breaker.run(lambda: self.store.acquire_many(claims))
         except StoreUnavailable as error:
-            self._say_store_error("acquire", error, attempts[0])
+            self.say_store_error("acquire", error, attempts[0])
             raise
-
-    def withdraw(self, attempt: Attempt, acquired: Acquired) -> None:
-        """The call is not made after all: let go of what it was given."""
-        if acquired.outcome == "created":
-            self.give_back(attempt)
-        elif acquired.outcome == "joined":
-            self.store.complete_follower(attempt.key, attempt.task_id)
 
     def header(
         self, attempt: Attempt, task_id: str, created_at: int = 0, outcome: str = "created"
@@ -122,83 +185,36 @@ class UniqueTaskCoordinator:
         confirm: Callable[[Attempt, str], None] | None = None,
     ) -> Published:
         """The lock was taken at ``began``: send the message, or give the lock back."""
-        facts = conflicts.admitted(attempt.key, acquired)
         try:
-            if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
-                # So slow that the grace could end before the message is out.
-                self.store.acquire(attempt.key, replace(claim_of(attempt), again=True))
-            header = self.header(attempt, attempt.task_id, acquired.now, facts.outcome)
+            header = self._admitted(attempt, acquired, began)
             result = send(attempt.task_id, header, changed_delay(attempt, acquired))
         except BaseException:
             self.give_back(attempt)
             raise
-        (confirm or self._confirm)(attempt, attempt.task_id)
+        return self._published(attempt, acquired, result, confirm or self.confirm)
+
+    def _admitted(self, attempt: Attempt, acquired: Acquired, began: float) -> LockHeader:
+        """The header of the message that may now be sent."""
+        if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
+            # So slow that the grace could end before the message is out.
+            self.store.acquire(attempt.key, replace(claim_of(attempt), again=True))
+        outcome = conflicts.admitted(attempt.key, acquired).outcome
+        return self.header(attempt, attempt.task_id, acquired.now, outcome)
+
+    def _published(
+        self,
+        attempt: Attempt,
+        acquired: Acquired,
+        result: Any,
+        confirm: Callable[[Attempt, str], None],
+    ) -> Published:
+        confirm(attempt, attempt.task_id)
+        self._taken_lately.pop(attempt.key, None)
+        facts = conflicts.admitted(attempt.key, acquired)
         reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
         return Published(attempt.task_id, facts, result, acquired.replaced)
-
-    def _confirm(self, attempt: Attempt, task_id: str) -> None:
-        # After the publish, never before: a confirmed lock without a message would
-        # swallow calls for a whole queue lease.
-        self.remember(task_id, attempt.key)
-
-        def act() -> None:
-            self.store.confirm(attempt.key, task_id, attempt.lease_ms)
-
-        try:
-            act()
-        except StoreUnavailable as error:
-            self._say_store_error("confirm", error, attempt)
-            # Unconfirmed, it lapses with its grace, and what it replaced would run after all.
-            self.later.retry(
-                f"confirm that {attempt.task_name}[{task_id}] is published",
-                act,
-                attempt.grace_ms / 1000,
-            )
-
-    def confirm_many(self, attempts: list[Attempt]) -> None:
-        """As for one of them: after their messages are sent."""
-
-        def act() -> None:
-            self.store.confirm_many([(a.key, a.task_id, a.lease_ms) for a in attempts])
-
-        try:
-            act()
-        except StoreUnavailable as error:
-            self._say_store_error("confirm", error, attempts[0])
-            grace_s = min(attempt.grace_ms for attempt in attempts) / 1000
-            self.later.retry(f"confirm that {len(attempts)} tasks are published", act, grace_s)
-
-    def key_of_published(self, task_id: str) -> str | None:
-        return self._published_here.get(task_id)
-
-    def remember(self, task_id: str, key: str) -> None:
-        self._published_here[task_id] = key
-        while len(self._published_here) > REMEMBERED:
-            try:
-                self._published_here.popitem(last=False)
-            except KeyError:  # another thread was faster
-                return
-
-    def give_back(self, attempt: Attempt) -> None:
-        """Publishing failed: the key is free again, now or as soon as the store answers."""
-
-        def act() -> object:
-            return self.store.give_back(attempt.key, attempt.task_id, self._mark_ms(attempt))
-
-        try:
-            act()
-        except StoreUnavailable as error:
-            self._say_store_error("give_back", error, attempt)
-            self.later.retry(
-                f"give back the lock of {attempt.task_name}[{attempt.task_id}]",
-                act,
-                attempt.grace_ms / 1000,
-            )
-
-    def _mark_ms(self, attempt: Attempt) -> int:
-        return attempt.delay_ms + attempt.lease_ms
 
     def without_store(self, attempt: Attempt, send: Send, error: StoreUnavailable) -> Published:
         """No answer. The lock may have been taken all the same, so what follows is told to
@@ -206,7 +222,7 @@ class UniqueTaskCoordinator:
         if self.settings.on_store_error == "publish" or attempt.continues:
             published = self._publish_unlocked(attempt, send, "the lock store did not answer")
             # Not given back: the mark of that would drop the very task that is published.
-            self._tell_later(
+            self.tell_later(
                 error,
                 f"confirm that {attempt.task_name}[{attempt.task_id}] is published",
                 lambda: self.store.confirm(attempt.key, attempt.task_id, attempt.lease_ms),
@@ -215,26 +231,6 @@ class UniqueTaskCoordinator:
             return published
         self.give_back_later(attempt, error)
         raise error
-
-    def give_back_later(self, attempt: Attempt, error: StoreUnavailable) -> None:
-        """The store did not answer, and the lock may have been taken all the same."""
-        self._tell_later(
-            error,
-            f"give back the lock that {attempt.task_name}[{attempt.task_id}] may have taken",
-            lambda: self.store.give_back(attempt.key, attempt.task_id, self._mark_ms(attempt)),
-            attempt,
-        )
-
-    def _tell_later(
-        self, error: StoreUnavailable, what: str, act: Callable[[], object], attempt: Attempt
-    ) -> None:
-        def carry_out() -> None:
-            act()
-            if attempt.join:  # or it was attached to a holder, and would end with that
-                self.store.complete_follower(attempt.key, attempt.task_id)
-
-        if not isinstance(error, StoreSkipped):
-            self.later.retry(what, carry_out, attempt.grace_ms / 1000)
 
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
@@ -248,6 +244,7 @@ class UniqueTaskCoordinator:
 
     def settle_conflict(self, attempt: Attempt, acquired: Acquired, send: Send) -> Published | None:
         """The answer to a call whose key is held, or None: ask again."""
+        self._taken_lately.remember(attempt.key)
         holder = acquired.holder
         assert holder is not None
         if holder.arguments != attempt.arguments:
@@ -298,7 +295,7 @@ class UniqueTaskCoordinator:
         try:
             return self._wait_or_help(attempt, holder.task_id, send)
         except StoreUnavailable as error:
-            self._say_store_error("help", error, attempt)
+            self.say_store_error("help", error, attempt)
             return False
 
     def _wait_or_help(self, attempt: Attempt, holder_id: str, send: Send) -> bool:
@@ -315,8 +312,5 @@ class UniqueTaskCoordinator:
             # The own message under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
             send(holder_id, self.header(attempt, holder_id), None)
-            self._confirm(attempt, holder_id)
+            self.confirm(attempt, holder_id)
         return verdict != "again"
-
-    def _say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:
-        reports.store_error(self.app, act, error, attempt.task_name, attempt.task_id, attempt.key)

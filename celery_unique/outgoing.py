@@ -18,6 +18,8 @@ from .facts import CallFacts
 from .followers import FollowerCall
 from .going_on import SendTask
 from .header import HEADER, LockHeader
+from .policy_fields import REPLACING
+from .preparing import Admit, send_when_admitted
 from .results import with_facts
 from .runtime import Runtime
 from .superseding import end_superseded
@@ -51,7 +53,12 @@ class Outgoing:
         """Take its lock and send it, or find out who does its work."""
         if self.attempt is None:
             return self.original(self.name, self.args, self.kwargs, **self.options)
-        return self.conclude(self.runtime.coordinator.publish(self.attempt, self.send))
+        # What a replacement is sent with depends on what it replaces, and Celery asks the
+        # broker about messages that are to be delayed.
+        alone = self.attempt.policy.on_conflict in REPLACING or self.attempt.delay_ms
+        alone = alone or self.runtime.tells_what_is_sent
+        send_when = None if alone else self.send_when
+        return self.conclude(self.runtime.coordinator.publish(self.attempt, self.send, send_when))
 
     def send(self, task_id: str, header: LockHeader | None, delay: int | None) -> Any:
         options = {**self.options, "task_id": task_id}
@@ -60,6 +67,15 @@ class Outgoing:
         if header is not None:
             options["headers"] = {**(options.get("headers") or {}), HEADER: header.as_message()}
         return self.original(self.name, self.args, self.kwargs, **options)
+
+    def send_when(self, task_id: str, admit: Admit) -> Any:
+        """Have Celery make the message, and send it once it is admitted."""
+        options = {**self.options, "task_id": task_id}
+
+        def send() -> Any:
+            return self.original(self.name, self.args, self.kwargs, **options)
+
+        return send_when_admitted(self.runtime.app, task_id, admit, send)
 
     def conclude(self, published: Published) -> Any:
         """The result for the caller, once it is known what became of the call."""

@@ -10,7 +10,10 @@ or not: callers treat it as "maybe".
 
 Acts marked *one way* may return before the store has carried them out.
 
-A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`.
+A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`, and
+``begin_acquire(key, claim)``: an acquire in two steps, which sends the claim and returns a function
+that waits for what :meth:`LockStore.acquire` would have returned. It is called once, or never.
+Celery makes the message in between, while the store decides.
 """
 
 from __future__ import annotations

@@ -3,13 +3,19 @@
 --
 -- KEYS, ARGV and what is returned are those of acquire
 if #stored == 0 then
-  local name, lease = ARGV[3], now + tonumber(ARGV[5])
+  local name, grace = ARGV[3], tonumber(ARGV[5])
   local window, delay, kept = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[10])
   if kept == 0 then kept = window end
   local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
-  local task = {1, "p", now, lease, name, ends, eta, ARGV[8], 0, 0, "", 0, "", "", "", "", ARGV[9], 0}
-  redis.call("HSET", key, "n", name, "t:" .. ARGV[2], packed(task, name))
-  expire_at(lease)
+  local task
+  if ends == 0 and eta == 0 and ARGV[8] == "" and ARGV[9] == "" then
+    task = cjson.encode({1, "p", now, grace})
+  else
+    task = packed({1, "p", now, now + grace, name, ends, eta, ARGV[8], 0, 0, "", 0, "", "", "", "",
+      ARGV[9], 0}, name)
+  end
+  redis.call("HSET", key, "n", name, "t:" .. ARGV[2], task)
+  expire_at(now + grace)
   if eta == 0 then return now end
   return {now, eta, ""}
 end

@@ -23,6 +23,8 @@ except ImportError:  # it is faster, and not needed
     pack_command = None
 
 Command = tuple[Any, ...]
+#: The command as it is sent again after its reply was lost.
+Again = Callable[[Command], Command]
 
 #: More than these are closed when a burst of threads or greenlets is over.
 MOST_IDLE = 64
@@ -39,9 +41,10 @@ class Exchanging(Protocol):
     def label(self) -> str:
         """Where the locks are, without credentials."""
 
-    def exchange(
-        self, commands: Sequence[Command], again: Callable[[Command], Command] | None = None
-    ) -> list[Any]: ...
+    def exchange(self, commands: Sequence[Command], again: Again | None = None) -> list[Any]: ...
+
+    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
+        """Send a command; what is returned waits for its reply, once."""
 
     def unavailable(self, error: Exception) -> StoreUnavailable: ...
 
@@ -65,9 +68,7 @@ class Connections:
     def label(self) -> str:
         return self.address.label
 
-    def exchange(
-        self, commands: Sequence[Command], again: Callable[[Command], Command] | None = None
-    ) -> list[Any]:
+    def exchange(self, commands: Sequence[Command], again: Again | None = None) -> list[Any]:
         """Send all commands at once and return a reply, or an error reply, for each.
 
         A connection that breaks is replaced once, and what had no reply is sent
@@ -86,6 +87,39 @@ class Connections:
             raise self.unavailable(error) from error
         return replies
 
+    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
+        """Send a command; what is returned waits for its reply, once.
+
+        The time-out does not count what happens in between.
+        """
+        deadline = monotonic() + self.timeout_s
+        try:
+            connection: Connection | None = self.take(deadline)
+            try:
+                _send(connection, [command])
+            except Disconnected:
+                connection = None
+        except (RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        left_s = deadline - monotonic()
+
+        def reply() -> Any:
+            deadline = monotonic() + left_s
+            replies: list[Any] = []
+            try:
+                try:
+                    if connection is None:
+                        raise Disconnected
+                    set_deadline(connection, deadline)
+                    self._receive(1, replies, deadline, connection)
+                except Disconnected:
+                    self._exchange([again(command)], replies, deadline, self.connect(deadline))
+            except (RedisError, OSError) as error:
+                raise self.unavailable(error) from error
+            return replies[0]
+
+        return reply
+
     def _exchange(
         self,
         commands: Sequence[Command],
@@ -93,9 +127,14 @@ class Connections:
         deadline: float,
         connection: Connection,
     ) -> None:
+        _send(connection, commands)
+        self._receive(len(commands), replies, deadline, connection)
+
+    def _receive(
+        self, number: int, replies: list[Any], deadline: float, connection: Connection
+    ) -> None:
         try:
-            connection.send_packed_command(packed(connection, commands), check_health=False)
-            for n in range(len(commands)):
+            for n in range(number):
                 if n:  # a socket's time-out starts again with every reply, ours does not
                     set_deadline(connection, deadline)
                 replies.append(reply_of(connection))
@@ -185,6 +224,14 @@ def is_open(connection: Connection) -> bool:
         return not connection.can_read(0)
     except (Disconnected, TimedOut, OSError):
         return False
+
+
+def _send(connection: Connection, commands: Sequence[Command]) -> None:
+    try:
+        connection.send_packed_command(packed(connection, commands), check_health=False)
+    except BaseException:
+        connection.disconnect()
+        raise
 
 
 def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:

@@ -19,6 +19,7 @@ from celery_unique.stores.failing_over import FailOvers, ServerFacts
 
 from .address import Connection
 from .connections import (
+    Again,
     Command,
     ConnectFailed,
     Connections,
@@ -27,8 +28,6 @@ from .connections import (
     what_happened,
 )
 from .diagnosis import server_facts
-
-Again = Callable[[Command], Command] | None
 
 #: Between two attempts, seconds; the last one repeats. The first is at once: whoever was sent
 #: to another server can go there.
@@ -103,7 +102,10 @@ class MovingConnections(ABC):
     # -- asking ----------------------------------------------------------------
 
     def exchange(
-        self, commands: Sequence[Command], again: Again = None, server: Connections | None = None
+        self,
+        commands: Sequence[Command],
+        again: Again | None = None,
+        server: Connections | None = None,
     ) -> list[Any]:
         """A reply, or an error reply, for each command; ``server``: all of them from this one."""
         deadline = monotonic() + self.timeout_s
@@ -116,6 +118,11 @@ class MovingConnections(ABC):
                 tries += 1
         return replies
 
+    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
+        """Asks at once: which server is the right one shows in its reply."""
+        [reply] = self.exchange([command], again)
+        return lambda: reply
+
     def pause(self, tries: int, deadline: float, reason: Exception | None) -> None:
         pause = PAUSES[min(tries, len(PAUSES) - 1)]
         if monotonic() + pause >= deadline:
@@ -124,7 +131,7 @@ class MovingConnections(ABC):
             time.sleep(pause)
 
     def _attempt(
-        self, asked: list[Asked], replies: list[Any], deadline: float, again: Again
+        self, asked: list[Asked], replies: list[Any], deadline: float, again: Again | None
     ) -> list[Asked]:
         """Ask all servers at once; what is left has to be asked again."""
         flights: list[_Flight] = []
@@ -147,7 +154,7 @@ class MovingConnections(ABC):
         asked: list[Asked],
         flights: list[_Flight],
         deadline: float,
-        again: Again,
+        again: Again | None,
     ) -> list[Asked]:
         try:
             connection = server.take(deadline)
@@ -170,7 +177,7 @@ class MovingConnections(ABC):
         return []
 
     def _receive(
-        self, flight: _Flight, replies: list[Any], deadline: float, again: Again
+        self, flight: _Flight, replies: list[Any], deadline: float, again: Again | None
     ) -> list[Asked]:
         left: list[Asked] = []
         for n, each in enumerate(flight.asked):
@@ -225,7 +232,7 @@ class MovingConnections(ABC):
         )
 
 
-def _put_off(asked: list[Asked], reason: Exception, again: Again = None) -> list[Asked]:
+def _put_off(asked: list[Asked], reason: Exception, again: Again | None = None) -> list[Asked]:
     for each in asked:
         each.server, each.asking, each.reason = None, False, reason
         each.command, each.whole = each.whole or each.command, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
 from . import diagnosis, scripts
 from .address import Address, address_of
-from .connections import Command, Connections, Exchanging
+from .connections import Again, Command, Connections, Exchanging
 from .following import RedisFollowing
 from .layout import Layout, record_of
 from .one_way import RECORD, Act, OneWay
@@ -85,6 +85,21 @@ class RedisStore(RedisFollowing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         [reply] = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
         return _acquired(reply, claim)
+
+    def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
+        command = self._acquire_command(key, claim)
+        if earlier := self._one_way.earlier([command[RECORD]]):
+            acquired = _acquired(
+                self._run_all(scripts.ACQUIRE, [command], _again, earlier)[0], claim
+            )
+            return lambda: acquired
+        wait = self._connections.begin(command, _again)
+
+        def answer() -> Acquired:
+            replies = self._with_unknown_script(scripts.ACQUIRE, [command], [wait()], _again)
+            return _acquired(replies[0], claim)
+
+        return answer
 
     def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
@@ -268,16 +283,32 @@ class RedisStore(RedisFollowing):
     def _run(self, script: Script, key: str, *arguments: str | int) -> Any:
         return self._run_all(script, [self._command(script, key, *arguments)])[0]
 
-    def _run_all(self, script: Script, commands: Sequence[Command], again: Any = None) -> list[Any]:
+    def _run_all(
+        self,
+        script: Script,
+        commands: Sequence[Command],
+        again: Again | None = None,
+        earlier: Sequence[Act] | None = None,
+    ) -> list[Any]:
         """One round trip for each batch; another one where the server lost the script."""
-        earlier = self._one_way.earlier(command[RECORD] for command in commands)
+        if earlier is None:
+            earlier = self._one_way.earlier(command[RECORD] for command in commands)
         if len(commands) <= BATCH:
             replies = self._exchange(commands, again, earlier)
         else:
             replies = []
             for first in range(0, len(commands), BATCH):
                 replies += self._exchange(commands[first : first + BATCH], again, earlier)
-                earlier = []
+                earlier = ()
+        return self._with_unknown_script(script, commands, replies, again)
+
+    def _with_unknown_script(
+        self,
+        script: Script,
+        commands: Sequence[Command],
+        replies: list[Any],
+        again: Again | None = None,
+    ) -> list[Any]:
         missing = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
             # EVAL brings the script along and the server keeps it: SCRIPT FLUSH, a restart
@@ -288,7 +319,7 @@ class RedisStore(RedisFollowing):
         return self._checked(replies)
 
     def _exchange(
-        self, commands: Sequence[Command], again: Any, earlier: Sequence[Act]
+        self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
     ) -> list[Any]:
         """The replies to these commands; ``earlier`` is sent in front of them."""
         if not earlier:
