@@ -151,11 +151,10 @@ def collect(together: list[tuple[Outgoing, Any]], outgoing: Outgoing) -> Any:
 
 def has_own_life(options: Mapping[str, Any]) -> bool:
     """Whether somebody waits for this very id: a canvas, callbacks, or who chose the id."""
-    if any(options.get(name) for name in CANVAS):
+    given = options.get
+    if given("task_id") is not None or given("link") or given("link_error"):
         return True
-    if options.get("link") or options.get("link_error"):
-        return True
-    return options.get("task_id") is not None
+    return any(map(given, CANVAS))
 
 
 def may_follow(runtime: Runtime, outgoing: Outgoing) -> Outgoing:

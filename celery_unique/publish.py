@@ -14,7 +14,7 @@ from .continuations import continues, fail_link
 from .exceptions import CeleryUniqueError, InvalidPolicy
 from .going_on import SendTask, current_request, is_handed_over, is_sent_again, send_on
 from .identities import Identity, identify, policy_for, with_key
-from .leases import publish_retry_ms
+from .leases import Leases, publish_retry_ms
 from .options import take_call_options
 from .outgoing import Outgoing, collect, collected, fails_under_its_id, may_follow
 from .policy import UniquePolicy
@@ -153,19 +153,20 @@ def prepare(
         meta=_meta(runtime, policy.meta_keys, options) if policy.meta_keys else {},
         idempotency_key=ours.get("idempotency_key"),
     )
-    identity = identify(call, policy, runtime.settings, ours.get("idempotency_ttl"))
-    return _attempt(runtime, name, task, identity, options)
+    coordinator = runtime.coordinator
+    identity = identify(call, policy, coordinator.settings, ours.get("idempotency_ttl"))
+    return _attempt(runtime, coordinator.leases, name, task, identity, options)
 
 
 def _attempt(
     runtime: Runtime,
+    leases: Leases,
     name: str,
     task: Any,
     identity: Identity,
     options: dict[str, Any],
 ) -> Attempt:
     app = runtime.app
-    leases = runtime.coordinator.leases
     delay = delay_ms(app, options)
     request = current_request(runtime)
     goes_on = continues(request)

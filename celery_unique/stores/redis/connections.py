@@ -43,8 +43,8 @@ class Exchanging(Protocol):
 
     def exchange(self, commands: Sequence[Command], again: Again | None = None) -> list[Any]: ...
 
-    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
-        """Send a command; what is returned waits for its reply, once."""
+    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
+        """``exchange`` in two steps: what is returned waits for the replies, once."""
 
     def unavailable(self, error: Exception) -> StoreUnavailable: ...
 
@@ -87,8 +87,8 @@ class Connections:
             raise self.unavailable(error) from error
         return replies
 
-    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
-        """Send a command; what is returned waits for its reply, once.
+    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
+        """``exchange`` in two steps: what is returned waits for the replies, once.
 
         The time-out does not count what happens in between.
         """
@@ -96,14 +96,14 @@ class Connections:
         try:
             connection: Connection | None = self.take(deadline)
             try:
-                _send(connection, [command])
+                _send(connection, commands)
             except Disconnected:
                 connection = None
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
         left_s = deadline - monotonic()
 
-        def reply() -> Any:
+        def wait() -> list[Any]:
             deadline = monotonic() + left_s
             replies: list[Any] = []
             try:
@@ -111,14 +111,15 @@ class Connections:
                     if connection is None:
                         raise Disconnected
                     set_deadline(connection, deadline)
-                    self._receive(1, replies, deadline, connection)
+                    self._receive(len(commands), replies, deadline, connection)
                 except Disconnected:
-                    self._exchange([again(command)], replies, deadline, self.connect(deadline))
+                    left = [again(command) for command in commands[len(replies) :]]
+                    self._exchange(left, replies, deadline, self.connect(deadline))
             except (RedisError, OSError) as error:
                 raise self.unavailable(error) from error
-            return replies[0]
+            return replies
 
-        return reply
+        return wait
 
     def _exchange(
         self,

@@ -118,10 +118,10 @@ class MovingConnections(ABC):
                 tries += 1
         return replies
 
-    def begin(self, command: Command, again: Again) -> Callable[[], Any]:
+    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
         """Asks at once: which server is the right one shows in its reply."""
-        [reply] = self.exchange([command], again)
-        return lambda: reply
+        replies = self.exchange(commands, again)
+        return lambda: replies
 
     def pause(self, tries: int, deadline: float, reason: Exception | None) -> None:
         pause = PAUSES[min(tries, len(PAUSES) - 1)]

@@ -17,6 +17,8 @@ class MovingStore(RedisStore):
     """As on one Redis, but for what is lost when a replica takes its primary's place."""
 
     guarantee: Guarantee = "best-effort"
+    #: They may be another server's, and that may be away.
+    takes_along = 0
 
     #: What a URL and its options say of the servers: what the store is made of.
     servers_of: ClassVar[Callable[..., Any]]

@@ -20,9 +20,10 @@ from celery_unique.stores.one_way import logger
 from .connections import Command, Exchanging
 from .scripts import Script
 
-#: How long the thread waits for more before it sends: a row of calls is told in one go, and a
-#: caller that looks again because it met an unconfirmed lock does so no sooner than this.
-GATHER_S = 0.001
+#: How long the thread waits for more before it sends. A row of calls is told in one go: each alone
+#: would cost as much as all of them. Whoever meets an unconfirmed lock meanwhile looks again after
+#: 2 and after 7 ms, and a task that has started by then needs no confirmation.
+GATHER_S = 0.005
 #: Sent at once before their replies are read.
 BATCH = 500
 #: How long an act is tried again while the store does not answer. By then its lock has lapsed.
@@ -48,9 +49,9 @@ class OneWay:
     """Puts the act into a queue and returns: the caller does not even wake the server.
 
     Each may be carried out late or twice without harm, so what got no reply is sent again: an
-    act is lost only with its process. Others may overtake it, but not those of the same process
-    about the same record: they take along what waits (``earlier``), so that a process finds what
-    it has told the store itself.
+    act is lost only with its process. Acts that somebody waits for take along what waits here
+    (``earlier``): so a process finds what it has told the store itself, and one that makes call
+    after call hardly needs the thread.
     """
 
     def __init__(self, connections: Exchanging) -> None:
@@ -78,18 +79,21 @@ class OneWay:
         if call:
             self._thread.put(self._send_waiting)
 
-    def earlier(self, records: Iterable[str]) -> list[Act]:
-        """What was told about these records and is not sent yet, for who sends it now."""
+    def earlier(self, records: Iterable[str], others: int = 0) -> list[Act]:
+        """What waits to be told about these records, for who sends it now, in front of an act of
+        its own; and so many acts about others, which then need not be sent by the thread."""
         if not (self._waiting or self._under_way):
             return []
-        records = [each for each in records if each in self._waiting or each in self._under_way]
-        if not records:
-            return []
         with self._changed:
-            # On another connection, so that it could be overtaken. Not for long: a server that
-            # does not answer has time-outs of its own.
-            self._changed.wait_for(lambda: self._under_way.isdisjoint(records), ABREAST_S)
-            return [act for record in records for act in self._waiting.pop(record, ())]
+            records = [one for one in records if one in self._waiting or one in self._under_way]
+            if not self._under_way.isdisjoint(records):
+                # On another connection, where it could be overtaken. Not for long: a server that
+                # does not answer has time-outs of its own.
+                self._changed.wait_for(lambda: self._under_way.isdisjoint(records), ABREAST_S)
+            taken = [act for record in records for act in self._waiting.pop(record, ())]
+            while self._waiting and len(taken) < others:
+                taken += self._waiting.popitem(last=False)[1]
+        return taken
 
     def heard(self, acts: Sequence[Act], replies: Sequence[Any]) -> None:
         """These were sent with something else: what the server has said to them."""

@@ -41,6 +41,8 @@ class RedisStore(RedisFollowing):
 
     guarantee: Guarantee = "strong"
     mechanism = "one Lua script for each act, run atomically by the Redis server"
+    #: How many one-way acts about other keys go along with an act that somebody waits for.
+    takes_along = 8
 
     def __init__(
         self,
@@ -88,15 +90,22 @@ class RedisStore(RedisFollowing):
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
-        if earlier := self._one_way.earlier([command[RECORD]]):
-            acquired = _acquired(
-                self._run_all(scripts.ACQUIRE, [command], _again, earlier)[0], claim
-            )
-            return lambda: acquired
-        wait = self._connections.begin(command, _again)
+        earlier = self._one_way.earlier([command[RECORD]], self.takes_along)
+        try:
+            wait = self._connections.begin([*(act.command for act in earlier), command], _again)
+        except BaseException:
+            self._one_way.put_back(earlier)
+            raise
 
         def answer() -> Acquired:
-            replies = self._with_unknown_script(scripts.ACQUIRE, [command], [wait()], _again)
+            try:
+                replies = wait()
+            except BaseException:
+                self._one_way.put_back(earlier)
+                raise
+            if earlier:
+                self._one_way.heard(earlier, replies[:-1])
+            replies = self._with_unknown_script(scripts.ACQUIRE, [command], replies[-1:], _again)
             return _acquired(replies[0], claim)
 
         return answer
@@ -284,22 +293,18 @@ class RedisStore(RedisFollowing):
         return self._run_all(script, [self._command(script, key, *arguments)])[0]
 
     def _run_all(
-        self,
-        script: Script,
-        commands: Sequence[Command],
-        again: Again | None = None,
-        earlier: Sequence[Act] | None = None,
+        self, script: Script, commands: Sequence[Command], again: Again | None = None
     ) -> list[Any]:
         """One round trip for each batch; another one where the server lost the script."""
-        if earlier is None:
-            earlier = self._one_way.earlier(command[RECORD] for command in commands)
+        records = [command[RECORD] for command in commands]
+        earlier = self._one_way.earlier(records, self.takes_along)
         if len(commands) <= BATCH:
             replies = self._exchange(commands, again, earlier)
         else:
             replies = []
             for first in range(0, len(commands), BATCH):
                 replies += self._exchange(commands[first : first + BATCH], again, earlier)
-                earlier = ()
+                earlier = []
         return self._with_unknown_script(script, commands, replies, again)
 
     def _with_unknown_script(
@@ -324,10 +329,9 @@ class RedisStore(RedisFollowing):
         """The replies to these commands; ``earlier`` is sent in front of them."""
         if not earlier:
             return self._connections.exchange(commands, again)
+        all_of_them = [*(act.command for act in earlier), *commands]
         try:
-            replies = self._connections.exchange(
-                [*(act.command for act in earlier), *commands], again
-            )
+            replies = self._connections.exchange(all_of_them, again)
         except BaseException:
             self._one_way.put_back(earlier)
             raise
