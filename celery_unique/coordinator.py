@@ -45,6 +45,30 @@ class NotAnswered(Exception):
         self.error = error
 
 
+class Answer:
+    """What the store says to a question that is under way. It is waited for once: whoever asks
+    again is told the same, since the connection may be somebody else's by then."""
+
+    def __init__(self, wait: Callable[[], Acquired]) -> None:
+        self._wait = wait
+        self._error: BaseException | None = None
+        self.was_awaited = False
+        self.acquired: Acquired | None = None
+
+    def heard(self) -> Acquired:
+        if not self.was_awaited:
+            self.was_awaited = True
+            try:
+                self.acquired = self._wait()
+            except BaseException as error:
+                self._error = error
+                raise
+        if self.acquired is None:
+            assert self._error is not None
+            raise self._error
+        return self.acquired
+
+
 class UniqueTaskCoordinator(Telling):
     """Everything this library does with one lock store for callers."""
 
@@ -58,6 +82,8 @@ class UniqueTaskCoordinator(Telling):
         #: Keys that were taken when they were last asked for, and probably still are: a message
         #: that is made for nothing costs more than waiting for the answer.
         self._taken_lately = Remembered()
+        #: Where a send_task of the user's own makes them, nothing waits for the store's answer.
+        self._celery_makes_messages = True
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -71,7 +97,7 @@ class UniqueTaskCoordinator(Telling):
         With ``send_when`` the message is made while the store decides, if the store can do that.
         """
         begin: Begin | None = getattr(self.store, "begin_acquire", None)
-        if attempt.key in self._taken_lately:
+        if attempt.key in self._taken_lately or not self._celery_makes_messages:
             begin = None
         for _ in range(ROUNDS):
             began = time.monotonic()
@@ -109,6 +135,11 @@ class UniqueTaskCoordinator(Telling):
         except StoreUnavailable as error:
             self.say_store_error("acquire", error, attempt)
             raise NotAnswered(error) from error
+        except BaseException:
+            # A time limit of the caller's, for example: nobody has heard the answer, and the
+            # lock may have been taken all the same.
+            self.give_back_later(attempt)
+            raise
 
     def _publish_when_admitted(
         self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float
@@ -116,11 +147,10 @@ class UniqueTaskCoordinator(Telling):
         """Have the message made, and sent if the store answers that the lock is taken."""
         claim = claim_of(attempt)
         wait = self._answer(attempt, self._breaker.ask, lambda: begin(attempt.key, claim))
-        acquired: Acquired | None = None
+        answer = Answer(lambda: self._answer(attempt, self._breaker.hear, wait))
 
         def admit() -> LockHeader:
-            nonlocal acquired
-            acquired = self._answer(attempt, self._breaker.hear, wait)
+            acquired = answer.heard()
             if acquired.outcome != "created":
                 raise NotAdmitted
             return self._admitted(attempt, acquired, began)
@@ -128,28 +158,33 @@ class UniqueTaskCoordinator(Telling):
         try:
             result = send_when(attempt.task_id, admit)
         except NotAdmitted:
-            assert acquired is not None
-            return acquired
+            return answer.heard()
         except NotAnswered:
             raise
         except BaseException:
-            self._withdraw_asked(attempt, acquired, wait)
+            self._withdraw_asked(attempt, answer)
             raise
-        if acquired is None:
+        if not answer.was_awaited:
             # Somebody's own way to make messages: this one is out, and nobody would give its
-            # lock back, since it has no header.
-            self._withdraw_asked(attempt, acquired, wait)
+            # lock back, since it has no header. The next one gets it before it is made.
+            self._celery_makes_messages = False
+            self._withdraw_asked(attempt, answer)
             reports.unlocked(attempt.task_name, attempt.task_id, "its message is not Celery's own")
             return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
+        acquired = answer.heard()
+        if acquired.outcome != "created":  # what would have said so did not get through
+            return acquired
         return self._published(attempt, acquired, result, self.confirm)
 
-    def _withdraw_asked(
-        self, attempt: Attempt, acquired: Acquired | None, wait: Callable[[], Acquired]
-    ) -> None:
+    def _withdraw_asked(self, attempt: Attempt, answer: Answer) -> None:
         try:
-            self.withdraw(attempt, acquired or wait())
-        except StoreUnavailable as error:
-            self.give_back_later(attempt, error)
+            self.withdraw(attempt, answer.heard())
+        except (StoreUnavailable, NotAnswered):
+            self.give_back_later(attempt)
+        except BaseException:
+            if answer.acquired is not None:
+                raise
+            # It was interrupted, which is why we are here, and is given back for that already.
 
     def acquire_many(self, attempts: list[Attempt]) -> list[Acquired]:
         """Ask for many locks together; what becomes of each is as if it was asked for alone."""

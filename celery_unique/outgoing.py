@@ -19,7 +19,7 @@ from .followers import FollowerCall
 from .going_on import SendTask
 from .header import HEADER, LockHeader
 from .policy_fields import REPLACING
-from .preparing import Admit, send_when_admitted
+from .preparing import Admit, is_watched, send_when_admitted
 from .results import with_facts
 from .runtime import Runtime
 from .superseding import end_superseded
@@ -56,7 +56,7 @@ class Outgoing:
         # What a replacement is sent with depends on what it replaces, and Celery asks the
         # broker about messages that are to be delayed.
         alone = self.attempt.policy.on_conflict in REPLACING or self.attempt.delay_ms
-        alone = alone or self.runtime.tells_what_is_sent
+        alone = alone or self.runtime.tells_what_is_sent or not is_watched(self.runtime.app.amqp)
         send_when = None if alone else self.send_when
         return self.conclude(self.runtime.coordinator.publish(self.attempt, self.send, send_when))
 
@@ -75,7 +75,7 @@ class Outgoing:
         def send() -> Any:
             return self.original(self.name, self.args, self.kwargs, **options)
 
-        return send_when_admitted(self.runtime.app, task_id, admit, send)
+        return send_when_admitted(task_id, admit, send)
 
     def conclude(self, published: Published) -> Any:
         """The result for the caller, once it is known what became of the call."""

@@ -8,49 +8,44 @@ nothing of it is sent: until that moment Celery has not touched the broker.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from .header import HEADER, LockHeader
 
-#: Waits for the answer of the store: the header of the message, or an exception.
+#: The header of the message, or an exception: asked for again by whoever makes the message again.
 Admit = Callable[[], LockHeader]
 
-
-class _Due(threading.local):
-    """The call of this thread whose message is being made."""
-
-    task_id = ""
-    admit: Admit | None = None
+#: The call whose message is being made. Not of the thread: greenlets may share one.
+_due: ContextVar[tuple[str, Admit] | None] = ContextVar("due", default=None)
 
 
-_due = _Due()
-
-
-def send_when_admitted(app: Any, task_id: str, admit: Admit, send: Callable[[], Any]) -> Any:
+def send_when_admitted(task_id: str, admit: Admit, send: Callable[[], Any]) -> Any:
     """What ``send`` returns, whose message under this id waits for ``admit``."""
-    _watch(app.amqp)
-    before = _due.task_id, _due.admit
-    _due.task_id, _due.admit = task_id, admit
+    before = _due.set((task_id, admit))
     try:
         return send()
     finally:
-        _due.task_id, _due.admit = before
+        _due.reset(before)
 
 
-def _watch(amqp: Any) -> None:
+def is_watched(amqp: Any) -> bool:
+    """Whether messages that this object makes wait for their locks, from now on if need be."""
     make_message = amqp.create_task_message
     if hasattr(make_message, "admits"):
-        return
+        return True
 
     def create_task_message(task_id: str, *args: Any, **options: Any) -> Any:
         message = make_message(task_id, *args, **options)
-        admit = _due.admit
-        if admit is not None and task_id == _due.task_id:
-            _due.admit = None
-            message.headers[HEADER] = admit().as_message()
+        due = _due.get()
+        if due is not None and task_id == due[0]:
+            message[0][HEADER] = due[1]().as_message()
         return message
 
     create_task_message.admits = True  # type: ignore[attr-defined]
-    amqp.create_task_message = create_task_message
+    try:
+        amqp.create_task_message = create_task_message
+    except AttributeError:  # a class of the user's own that lets nobody do this
+        return False
+    return True

@@ -103,8 +103,8 @@ class Telling:
         elif acquired.outcome == "joined":
             self.store.complete_follower(attempt.key, attempt.task_id)
 
-    def give_back_later(self, attempt: Attempt, error: StoreUnavailable) -> None:
-        """The store did not answer, and the lock may have been taken all the same."""
+    def give_back_later(self, attempt: Attempt, error: StoreUnavailable | None = None) -> None:
+        """The store's answer was not heard, and the lock may have been taken all the same."""
         self.tell_later(
             error,
             f"give back the lock that {attempt.task_name}[{attempt.task_id}] may have taken",
@@ -113,7 +113,7 @@ class Telling:
         )
 
     def tell_later(
-        self, error: StoreUnavailable, what: str, act: Callable[[], object], attempt: Attempt
+        self, error: StoreUnavailable | None, what: str, act: Callable[[], object], attempt: Attempt
     ) -> None:
         def carry_out() -> None:
             act()

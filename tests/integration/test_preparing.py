@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery, signals
+from celery.app.amqp import AMQP
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 import celery_unique
 from celery_unique import StoreUnavailable, lookup
 from celery_unique.header import HEADER
 from celery_unique.runtime import runtime_of
+from celery_unique.stores.redis import connections
+from celery_unique.stores.redis import store as redis_store
 from tests.integration.apps import flush, locks, make_app, messages, plain_app
 from tests.kit import RedisServer, TcpProxy, eventually
 
@@ -197,14 +202,15 @@ def test_headers_that_somebody_copies_on_the_way_lose_nothing(redis_server: Redi
     runtime_of(app).store.close()
 
 
-def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_and_says_so(
+def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_once_and_says_so(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """From then on the header is given to ``send_task``, which may know what to do with it."""
     app = plain_app()
-    sent = []
+    sent: list[tuple[str, Any]] = []
 
-    def own_way(name: str, args: Any, kwargs: Any, task_id: str, **_: Any) -> Any:
-        sent.append(task_id)
+    def own_way(name: str, args: Any, kwargs: Any, task_id: str, **options: Any) -> Any:
+        sent.append((task_id, (options.get("headers") or {}).get(HEADER)))
         return app.AsyncResult(task_id)
 
     app.send_task = own_way
@@ -214,9 +220,89 @@ def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_and_says_so
     with caplog.at_level(logging.WARNING, logger="celery_unique"):
         result = rebuild.delay(7)
 
-    assert (result.outcome, sent) == ("bypassed", [result.id])
+    assert (result.outcome, sent) == ("bypassed", [(result.id, None)])
     assert "is published without a lock" in caplog.text
     assert lookup(rebuild, (7,)) is None
+
+    second, third = rebuild.delay(7), rebuild.delay(7)
+
+    assert (second.outcome, third.outcome, third.id) == ("created", "deduplicated", second.id)
+    assert [header and header["id"] for _, header in sent] == [None, second.id]
+    runtime_of(app).store.close()
+
+
+def retrying(app: Celery, redis_server: RedisServer, on: type[Exception]) -> Any:
+    """A unique task of an app whose ``send_task`` tries once more, as some projects write it."""
+    original = app.send_task
+
+    def try_twice(*args: Any, **options: Any) -> Any:
+        try:
+            return original(*args, **options)
+        except on:
+            return original(*args, **options)
+
+    app.send_task = try_twice
+    celery_unique.install(app, store_url=redis_server.fresh_url())
+    return task_of(app)
+
+
+def test_a_publish_that_somebody_tries_again_has_its_header(redis_server: RedisServer) -> None:
+    app = plain_app()
+    rebuild = retrying(app, redis_server, OperationalError)
+    send, failures = app.amqp.send_task_message, [OperationalError("broker")]
+
+    def fail_once(*args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return send(*args, **options)
+
+    app.amqp.send_task_message = fail_once
+    result = rebuild.delay(7)
+
+    assert (result.outcome, failures) == ("created", [])
+    assert [sent.headers[HEADER]["id"] for sent in messages(app)] == [result.id]
+    runtime_of(app).store.close()
+
+
+def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server: RedisServer) -> None:
+    app = plain_app()
+    rebuild = retrying(app, redis_server, Exception)
+
+    first, again = rebuild.delay(7), rebuild.delay(7)
+
+    assert (again.outcome, again.id) == ("deduplicated", first.id)
+    assert len(messages(app)) == 1
+    runtime_of(app).store.close()
+
+
+@pytest.mark.parametrize("way", ["a plain tuple", "nobody may set it"])
+def test_messages_of_an_amqp_class_of_the_users_own(redis_server: RedisServer, way: str) -> None:
+    class Own(AMQP):
+        if way == "a plain tuple":
+
+            @property
+            def create_task_message(self) -> Any:
+                make = super().create_task_message
+                return self.__dict__.get("made") or (lambda *a, **o: tuple(make(*a, **o)))
+
+            @create_task_message.setter
+            def create_task_message(self, make: Any) -> None:
+                self.__dict__["made"] = make
+        else:
+
+            @property
+            def create_task_message(self) -> Any:
+                return super().create_task_message
+
+    app = Celery("own", broker="memory://", amqp=Own, set_as_current=False)
+    app.conf.task_default_queue = f"own-{way}"
+    celery_unique.install(app, store_url=redis_server.fresh_url())
+    rebuild = task_of(app)
+
+    first, again = rebuild.delay(7), rebuild.delay(7)
+
+    assert (first.outcome, again.id) == ("created", first.id)
+    assert [sent.headers[HEADER]["id"] for sent in messages(app)] == [first.id]
     runtime_of(app).store.close()
 
 
@@ -326,3 +412,55 @@ def test_an_answer_that_does_not_come_is_an_error_in_time_and_leaves_no_lock(
     eventually(is_free, timeout=20)
     assert len(locks(app)) >= 1
     runtime_of(app).store.close()
+
+
+@pytest.mark.parametrize("way", ["in two steps", "in one step"])
+def test_a_time_limit_while_the_answer_is_awaited_is_raised_and_frees_the_key(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Celery's soft time limit is raised wherever the body happens to be."""
+    rebuild = task_of(app)
+    rebuild.delay(0)
+    flush(app)
+    if way == "in one step":
+        monkeypatch.setattr(runtime_of(app).coordinator, "_celery_makes_messages", False)
+    read = connections.reply_of
+    strikes = [SoftTimeLimitExceeded()]
+
+    def interrupted(connection: Any) -> Any:
+        if strikes:
+            raise strikes.pop()
+        return read(connection)
+
+    monkeypatch.setattr(connections, "reply_of", interrupted)
+    with pytest.raises(SoftTimeLimitExceeded):
+        rebuild.delay(7)
+
+    eventually(lambda: lookup(rebuild, (7,)) is None, timeout=5)
+    assert len(messages(app)) == 1
+    assert rebuild.delay(7).outcome == "created"
+
+
+def test_a_time_limit_after_the_answer_leaves_nobody_the_reply_of_another(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is idle by then, and may be in use by another thread."""
+    rebuild = task_of(app)
+    rebuild.delay(0)
+    flush(app)
+    understand = redis_store._acquired
+    asked: list[Any] = []
+    store: Any = runtime_of(app).store
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(redis_store, "_acquired", understand)
+        connection = store._connections.take(monotonic() + 5)
+        connections._send(connection, [("ECHO", "of another")])
+        asked.append(connection)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(redis_store, "_acquired", interrupted)
+    with pytest.raises(SoftTimeLimitExceeded):
+        rebuild.delay(7)
+
+    assert connections.reply_of(asked[0]) == b"of another"

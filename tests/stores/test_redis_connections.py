@@ -137,6 +137,47 @@ def test_a_one_way_act_that_is_taken_along_survives_a_script_flush(
 
 
 @pytest.mark.server
+def test_a_one_way_act_that_is_always_taken_along_brings_its_script(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    """Somebody who asks and asks leaves the thread nothing to send."""
+    store.acquire(key, claim("a"))
+    store.confirm(key, "a", QUEUE_LEASE)
+    client.script_flush()
+
+    states = [task_of(store, key, "a").state for _ in range(3)]
+
+    assert states[-1] == "w"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("way", ["asked", "told one way"])
+def test_a_script_that_is_not_known_is_sent_once_for_many_acts(
+    store: RedisStore, client: redis.Redis, way: str
+) -> None:
+    claims = [(fresh_key(), claim("a")) for _ in range(1200)]
+    if way == "told one way":
+        store.acquire_many(claims)
+    before = received(client)
+    client.script_flush()
+
+    if way == "asked":
+        outcomes = {each.outcome for each in store.acquire_many(claims)}
+    else:
+        store.confirm_many([(key, "a", QUEUE_LEASE) for key, _ in claims])
+        store.flush()
+        outcomes = {task_of(store, key, "a").state for key, _ in claims[:50]}
+
+    assert outcomes == ({"created"} if way == "asked" else {"w"})
+    assert (received(client) - before) / len(claims) < 1500  # the script has thousands
+
+
+def received(client: redis.Redis) -> int:
+    found: Any = client.info("stats")
+    return int(found["total_net_input_bytes"])
+
+
+@pytest.mark.server
 def test_flush_without_anything_sent_connects_to_nothing() -> None:
     RedisStore.from_url(f"redis://{HOST}:{free_port()}").flush()
 

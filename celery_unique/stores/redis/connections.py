@@ -102,8 +102,11 @@ class Connections:
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
         left_s = deadline - monotonic()
+        under_way = [connection]
 
         def wait() -> list[Any]:
+            # Taken out: once it is idle again, replies on it are those of somebody else.
+            connection = under_way.pop()
             deadline = monotonic() + left_s
             replies: list[Any] = []
             try:

@@ -41,6 +41,10 @@ class Act(NamedTuple):
     command: Command
     give_up_at: float
 
+    def whole(self) -> Act:
+        """With the text of its script, for a server that may not know it."""
+        return self._replace(command=self.script.whole(self.command))
+
 
 _senders: weakref.WeakSet[OneWay] = weakref.WeakSet()
 
@@ -75,6 +79,10 @@ class OneWay:
         with self._changed:
             for act in acts:
                 self._waiting.setdefault(act.command[RECORD], []).append(act)
+        self._call()
+
+    def _call(self) -> None:
+        with self._changed:
             call, self._is_called = not self._is_called, True
         if call:
             self._thread.put(self._send_waiting)
@@ -97,14 +105,19 @@ class OneWay:
 
     def heard(self, acts: Sequence[Act], replies: Sequence[Any]) -> None:
         """These were sent with something else: what the server has said to them."""
-        unknown = [act for act, reply in zip(acts, replies, strict=True) if _is_unknown(reply)]
+        # Whole, or whoever takes them along next could be told the same.
+        unknown = [act.whole() for act in _unknown(acts, replies)]
         self.put_back(unknown)
         _say_refused(replies)
 
     def put_back(self, acts: Sequence[Act]) -> None:
-        """These had no reply."""
-        for act in acts:
-            self.send(act.script, [act.command])
+        """These had no reply: they stand again before what was told since."""
+        if not acts:
+            return
+        with self._changed:
+            for act in reversed(acts):
+                self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
+        self._call()
 
     def flush(self) -> None:
         self._hurry.set()
@@ -138,11 +151,14 @@ class OneWay:
 
     def _send(self, acts: list[Act]) -> None:
         replies = self._exchanged([act.command for act in acts], acts[0].give_up_at)
-        unknown = [act for act, reply in zip(acts, replies, strict=True) if _is_unknown(reply)]
-        if unknown:
-            whole = [("EVAL", act.script.body, *act.command[2:]) for act in unknown]
-            replies += self._exchanged(whole, acts[0].give_up_at)
         _say_refused(replies)
+        if unknown := _unknown(acts, replies):
+            # One of each script brings it along for the others. In a cluster that is for those
+            # of the same server, and the others ask again.
+            whole = {act.script.sha: index for index, act in reversed(list(enumerate(unknown)))}
+            for index in whole.values():
+                unknown[index] = unknown[index].whole()
+            self._send(unknown)
 
     def _exchanged(self, commands: Sequence[Command], give_up_at: float) -> list[Any]:
         tries = 0
@@ -164,14 +180,15 @@ class OneWay:
             tries += 1
 
 
-def _is_unknown(reply: Any) -> bool:
-    """The server was restarted or flushed, or it is another one, and does not know the script."""
-    return isinstance(reply, NoScriptError)
+def _unknown(acts: Sequence[Act], replies: Sequence[Any]) -> list[Act]:
+    """Those whose script the server does not know: it was restarted or flushed, or is another."""
+    both = zip(acts, replies, strict=True)
+    return [act for act, reply in both if isinstance(reply, NoScriptError)]
 
 
 def _say_refused(replies: Iterable[Any]) -> None:
     for reply in replies:
-        if isinstance(reply, ResponseError) and not _is_unknown(reply):
+        if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
             logger.warning("A one-way act on the lock store was refused: %s", reply)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _DIRECTORY = Path(__file__).parent.parent / "lua"
 
@@ -14,6 +15,10 @@ _DIRECTORY = Path(__file__).parent.parent / "lua"
 class Script:
     body: bytes
     sha: str
+
+    def whole(self, command: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The command with the text of the script: the server carries it out, and knows it then."""
+        return ("EVAL", self.body, *command[2:])
 
 
 def load(name: str, *before: str, at_first: tuple[str, ...] = ()) -> Script:

@@ -314,12 +314,14 @@ class RedisStore(RedisFollowing):
         replies: list[Any],
         again: Again | None = None,
     ) -> list[Any]:
-        missing = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if missing:
-            # EVAL brings the script along and the server keeps it: SCRIPT FLUSH, a restart
-            # and a fail-over cost one more round trip, once.
-            whole = [("EVAL", script.body, *commands[n][2:]) for n in missing]
-            for n, reply in zip(missing, self._connections.exchange(whole, again), strict=True):
+        while missing := [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
+            # The first one brings the script along and the server keeps it: SCRIPT FLUSH, a
+            # restart and a fail-over cost one more round trip, once, and in a cluster one for
+            # each server.
+            missing = missing[:BATCH]
+            left = [commands[n] for n in missing]
+            left[0] = script.whole(left[0])
+            for n, reply in zip(missing, self._connections.exchange(left, again), strict=True):
                 replies[n] = reply
         return self._checked(replies)
 
