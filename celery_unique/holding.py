@@ -82,10 +82,12 @@ class Holding:
         self.ends.began(header, task_name)
 
     def on_the_way(self) -> list[Held]:
-        """What the gate let through and the pool has not taken."""
+        """What the gate let through and the pool has not taken, as far as the worker knows. Of
+        a worker that stops: a child may have taken it, unheard, and its message goes back to
+        the queue although it runs."""
         run_ms = self.leases.run_ms
         return [
-            Held(header.key, header.task_id, delivery, run_ms, run_ms)
+            Held(header.key, header.task_id, delivery, run_ms, run_ms, copies=True)
             for delivery, (header, _) in list(self._on_the_way.items())
         ]
 

@@ -125,6 +125,8 @@ class Held:
     delivery: str  # empty: the message is only held, nothing runs
     lease_ms: int
     run_lease_ms: int = 0
+    #: It runs, and its message may come back all the same: its end leaves a done mark.
+    copies: bool = False
 
 
 @value

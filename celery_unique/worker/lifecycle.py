@@ -39,6 +39,7 @@ class WorkerLife:
                 give_gate(task)
         for signal, receiver in (
             (signals.worker_ready, self._on_ready),
+            (signals.worker_shutting_down, self._on_shutting_down),
             (signals.worker_shutdown, self._on_shutdown),
             (signals.task_received, self._on_received),
             (signals.task_unknown, self._on_unusable),
@@ -90,6 +91,10 @@ class WorkerLife:
 
         consumer.on_decode_error = on_decode_error
         consumer.task_consumer.on_decode_error = on_decode_error
+
+    def _on_shutting_down(self, **_: Any) -> None:
+        if self._renewer is not None:
+            self._renewer.hurry()
 
     def _on_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self._renewer is not None:

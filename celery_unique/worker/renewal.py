@@ -39,6 +39,8 @@ class Renewer:
         self._runtime = runtime
         self._worker = worker
         self._stop = threading.Event()
+        self._is_stopping = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
 
@@ -50,13 +52,24 @@ class Renewer:
 
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """The worker begins to stop: what its pool is just taking must be told before it ends.
+        By this thread, since it may be a signal's handler that says so."""
+        self._is_stopping = True
+        self._wake.set()
 
     def _work(self) -> None:
         health = self._runtime.renewal = RenewalHealth(self._pause_s())
-        while not self._stop.wait(self._pause_s()):
+        while not self._stop.is_set():
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            if self._stop.is_set():
+                return
             try:
-                renewed = self.renew_once()
                 self._renew_forgotten()
+                renewed = self.renew_once()
                 self._look_at_ends()
                 self._maybe_sweep()
                 health.round_ended(renewed)
@@ -108,7 +121,7 @@ class Renewer:
         """A stopping worker forgets what its pool has not taken, and still has the messages
         until it ends. Only then: after a lost connection they are another's to run."""
         on_the_way = self._runtime.holding.on_the_way()
-        if on_the_way and self._worker.blueprint.state != RUN:
+        if on_the_way and (self._is_stopping or self._worker.blueprint.state != RUN):
             self._runtime.holding.store.renew(on_the_way)
 
     def _look_at_ends(self) -> None:

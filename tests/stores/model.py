@@ -455,13 +455,14 @@ class Model(FollowingModel):
         task["token"] = token
 
     def renew_running(
-        self, key: str, task_id: str, delivery: str, *, lease: int, run_lease: int
+        self, key: str, task_id: str, delivery: str, *, lease: int, run_lease: int, copies: bool
     ) -> bool:
         task = self.task(key, task_id)
         if task is None or task["delivery"] != delivery or self._is_over(task):
             return False
         task["lease"] = max(task["lease"], self.now + lease)
         task["delivery_lease"] = max(task["delivery_lease"] or 0, self.now + run_lease)
+        task["copies"] = task["copies"] or copies
         return True
 
     def renew_held(self, key: str, task_id: str, *, lease: int) -> bool:

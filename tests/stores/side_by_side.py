@@ -243,12 +243,13 @@ class SideBySide:
             self.model.note_token(key, task_id, reply.token)
         assert reply.token == task["token"]
 
-    def renew(self, lines: Sequence[tuple[str, str, str, int, int]]) -> None:
-        """Lines of key, id, delivery ("" for a message that is only held) and two leases."""
+    def renew(self, lines: Sequence[tuple[str, str, str, int, int, bool]]) -> None:
+        """Lines of key, id, delivery ("" for a message that is only held), two leases, and
+        whether the message may come back while it runs."""
         replies = self.store.renew(
             [
-                Held(key, task_id, delivery, lease * MINUTE, run_lease * MINUTE)
-                for key, task_id, delivery, lease, run_lease in lines
+                Held(key, task_id, delivery, lease * MINUTE, run_lease * MINUTE, copies)
+                for key, task_id, delivery, lease, run_lease, copies in lines
             ]
         )
 
@@ -257,11 +258,13 @@ class SideBySide:
             self.count(f"renew: {'extended' if mine else 'lost'}")
 
     def _model_renews(
-        self, key: str, task_id: str, delivery: str, lease: int, run_lease: int
+        self, key: str, task_id: str, delivery: str, lease: int, run_lease: int, copies: bool
     ) -> bool:
         if not delivery:
             return self.model.renew_held(key, task_id, lease=lease)
-        return self.model.renew_running(key, task_id, delivery, lease=lease, run_lease=run_lease)
+        return self.model.renew_running(
+            key, task_id, delivery, lease=lease, run_lease=run_lease, copies=copies
+        )
 
     def retry(self, key: str, task_id: str, delivery: str, lease: int, copies: bool) -> None:
         self.store.retry(key, task_id, delivery, lease * MINUTE, copies)

@@ -146,7 +146,10 @@ class Acts:
     def renew(self) -> Act:
         running = [self._running() for _ in range(3)]
         held = [(self._id(), "") for _ in range(3)]
-        lines = [Held(KEY, *one, self._duration(), self._duration()) for one in running + held]
+        lines = [
+            Held(KEY, *one, self._duration(), self._duration(), self._random.random() < 0.3)
+            for one in running + held
+        ]
         return lambda store: store.renew(lines)
 
     def retry(self) -> Act:

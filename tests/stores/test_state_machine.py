@@ -221,7 +221,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             key, task_id = self._subject(draw, ACTS["renew"])
             only_held = draw(st.booleans())
             delivery = "" if only_held else self._delivery(draw, key, task_id)
-            lines.append((key, task_id, delivery, draw(DURATIONS), draw(DURATIONS)))
+            leases = draw(DURATIONS), draw(DURATIONS)
+            lines.append((key, task_id, delivery, *leases, draw(st.booleans())))
         self.both.renew(lines)
 
     def _retry(self, draw: Draw) -> None:

@@ -7,11 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import signals
+from celery.bootsteps import RUN
 
+from celery_unique.header import LockHeader
+from celery_unique.holding import Holding
 from celery_unique.leases import Leases
+from celery_unique.stores.base import Claim
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record import State
+from celery_unique.worker.lifecycle import WorkerLife
+from celery_unique.worker.renewal import Renewer
 from celery_unique.worker.request import UniqueRequestMixin
+from tests.kit import eventually
 
 LEASES = Leases(queue_ms=1, run_ms=1, grace_ms=1, retention_ms=1, visibility_ms=4_000)
+LONG = Leases(queue_ms=60_000, run_ms=60_000, grace_ms=1_000, retention_ms=1, visibility_ms=60_000)
 
 
 def held_for(seconds: float) -> Any:
@@ -29,3 +40,36 @@ def test_a_message_held_for_nearly_the_visibility_timeout_may_exist_twice(
 ) -> None:
     """Its acknowledgement is on the way while Redis gives it to another worker."""
     assert UniqueRequestMixin._may_exist_twice(held_for(seconds)) is expected
+
+
+# -- a worker that begins to stop -------------------------------------------------------
+
+
+def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark() -> None:
+    """Celery then forgets what it has written to a process and not heard to be taken: the process
+    runs it, and its message goes back to the queue."""
+    store = MemoryStore()
+    holding = Holding(SimpleNamespace(), store, store, LONG)
+    lock = LockHeader("a", "1:00", delivery="here/1/boot/1")
+    store.acquire(lock.key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=1_000))
+    holding.start(lock, "shop.rebuild", lock.delivery, acks_late=False)
+    holding.sent_to_pool(lock, "shop.rebuild")
+    runtime: Any = SimpleNamespace(holding=holding, renewal=None, app=None)
+    running: Any = SimpleNamespace(blueprint=SimpleNamespace(state=RUN), consumer=None)
+    life = WorkerLife(runtime, running)
+    life._renewer = Renewer(runtime, running)
+    life._renewer.start()
+    assert not store.read(lock.key)[0].tasks["a"].copies
+
+    signals.worker_shutting_down.connect(life._on_shutting_down)
+    signals.worker_shutting_down.send(sender="here", sig="SIGTERM", how="Warm", exitcode=0)
+
+    # Long before the next round of renewals.
+    eventually(lambda: store.read(lock.key)[0].tasks["a"].copies, timeout=5)
+    finished = holding.finish(lock, "shop.rebuild", State.COMPLETED)
+    assert finished.settle
+    holding.settle(lock, "shop.rebuild", State.COMPLETED)
+    store.flush()
+    again = holding.start(lock, "shop.rebuild", "here/2/boot/1", acks_late=False)
+    assert again.verdict == "done"
+    life._renewer.stop()

@@ -79,6 +79,8 @@ def renew(record: Record, held: Held, now: int) -> bool:
             return False
         task.lease = max(task.lease, now + held.lease_ms)
         task.delivery_lease = max(task.delivery_lease, now + held.run_lease_ms)
+        if held.copies:
+            task.flag("m")
         return True
     mark = record.marks.get(held.task_id)
     if mark is not None:  # beside a kept task too: this message must still meet it

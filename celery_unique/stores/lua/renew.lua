@@ -2,7 +2,7 @@
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
---          4 lease, 5 delivery lease (times in ms)
+--          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs
 -- Returns  1 extended, 0 lost: absent, or another delivery's
 local id, delivery = ARGV[2], ARGV[3]
 local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -14,6 +14,7 @@ if delivery ~= "" then
   if over and not task[FLAGS]:find("e") then return 0 end
   task[LEASE] = math.max(task[LEASE], now + lease)
   task[DELIVERY_LEASE] = math.max(task[DELIVERY_LEASE], now + run_lease)
+  if ARGV[6] == "1" and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
   write("t:" .. id, task)
   return 1
 end

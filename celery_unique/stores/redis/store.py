@@ -182,7 +182,13 @@ class RedisStore(RedisFollowing):
     def renew(self, held: Sequence[Held]) -> list[bool]:
         commands = [
             self._command(
-                scripts.RENEW, one.key, one.task_id, one.delivery, one.lease_ms, one.run_lease_ms
+                scripts.RENEW,
+                one.key,
+                one.task_id,
+                one.delivery,
+                one.lease_ms,
+                one.run_lease_ms,
+                _flag(one.copies),
             )
             for one in held
         ]

@@ -283,6 +283,34 @@ class RunningContract:
             before, lease=about(now + QUEUE_LEASE), delivery_lease=about(now + RUN_LEASE)
         )
 
+    def test_a_message_that_may_come_back_while_it_runs_is_over_when_it_does(
+        self, store: LockStore, key: str
+    ) -> None:
+        """A worker that stops may not hear that a process of its pool has taken a task."""
+        run(store, key, "first", "d1")
+
+        replies = store.renew([running(key, "first", "d1", copies=True)])
+
+        assert replies == [True]
+        assert store.finish(key, finish("first", "d1")).settle
+        store.settle(key, finish("first", "d1"), mark_done=False)
+        store.flush()
+        assert store.start(key, start("first", "d2")).verdict == "done"
+
+    def test_a_message_that_may_come_back_is_over_after_a_retry_too(
+        self, store: LockStore, key: str
+    ) -> None:
+        run(store, key, "first", "d1")
+        store.renew([running(key, "first", "d1", copies=True)])
+        store.retry(key, "first", "d1", QUEUE_LEASE, copies=False)
+        store.flush()
+        assert store.start(key, start("first", "d2")).verdict == "run"
+
+        assert store.finish(key, finish("first", "d2")).settle
+        store.settle(key, finish("first", "d2"), mark_done=False)
+        store.flush()
+        assert store.start(key, start("first", "d1 once more")).verdict == "done"
+
     def test_renew_extends_an_ending_task(self, store: LockStore, key: str) -> None:
         run(store, key, "first", "d1")
         store.finish(key, finish("first", "d1", settle_later=True))
