@@ -61,7 +61,7 @@ test-django-%: .cache/django-%/.installed
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-bench: .cache/bench/.installed ## What uniqueness costs, beside plain Celery and others: make bench ARGS="--quick"
+bench: services .cache/bench/.installed ## What uniqueness costs, beside plain Celery and others: make bench ARGS="--quick"
 	.cache/bench/bin/python -m benchmarks $(ARGS)
 
 bench-docs: .venv/.installed-dev ## Put the figures of the latest make bench into the documentation
@@ -77,7 +77,7 @@ docs: .venv/.installed-dev ## Build the documentation into docs/_build/html; a w
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-services: ## Install the servers that make test starts, where they are missing
+services: ## Install the servers that make test and make bench start, where they are missing
 	@scripts/install-services
 
 # The demo installs only what it needs; the full set comes on top of it, into the same .venv.

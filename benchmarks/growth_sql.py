@@ -37,8 +37,7 @@ def run(stage: Stage) -> dict[str, Any]:
 def _on(stage: Stage, name: str) -> dict[str, Any]:
     with ExitStack() as stack:
         filled = [_filled(stage, stack, name, count) for count in stage.sizes.growth_sql]
-        version = sql_rows.version(filled[0].store)
-        return {"version": version, "figures": figures(stage, filled, SQL_KINDS)}
+        return {"figures": figures(stage, filled, SQL_KINDS)}
 
 
 def _filled(stage: Stage, stack: ExitStack, name: str, count: int) -> Filled:

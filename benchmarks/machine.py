@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import sqlite3
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.kit.server import ServerNotInstalled, find_program
+
 PACKAGES = (
     *("celery-unique-tasks", "celery", "kombu", "redis", "hiredis"),
     *("SQLAlchemy", "psycopg", "PyMySQL"),
     *("celery-once", "celery-singleton", "celery-heimdall"),
 )
+#: Database -> its program, and where that is besides PATH.
+DATABASES: dict[str, tuple[str, str | None]] = {
+    "PostgreSQL": ("postgres", "/usr/lib/postgresql/*/bin"),
+    "MariaDB": ("mariadbd", "/usr/sbin"),
+    "SQLite": ("", None),
+}
 
 
 def described() -> dict[str, Any]:
@@ -26,7 +36,8 @@ def described() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "redis_server": _redis_version(),
+        "redis_server": _said_version("redis-server") or "unknown",
+        "databases": {name: found for name in DATABASES if (found := _database_version(name))},
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
 
@@ -51,14 +62,22 @@ def _memory_gib() -> float:
         return 0.0
 
 
-def _redis_version() -> str:
+def _database_version(name: str) -> str | None:
+    program, also_in = DATABASES[name]
+    return _said_version(program, also_in) if program else sqlite3.sqlite_version
+
+
+def _said_version(program: str, also_in: str | None = None) -> str | None:
+    """The first version number in what a server's program says of itself."""
     try:
+        path = find_program(program, install_command="scripts/install-services", also_in=also_in)
         said = subprocess.run(
-            ["redis-server", "--version"], capture_output=True, text=True, check=True, timeout=10
+            [path, "--version"], capture_output=True, text=True, check=True, timeout=10
         ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return next((word[2:] for word in said.split() if word.startswith("v=")), said.strip())
+    except (ServerNotInstalled, OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"\d+(\.\d+)+", said)
+    return found[0] if found else said.strip()
 
 
 def _version(name: str) -> str | None:

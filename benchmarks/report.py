@@ -190,7 +190,7 @@ def _machine(document: dict[str, Any]) -> str:
         ("memory", f"{machine['memory_gib']:.0f} GiB"),
         ("system", f"{machine['system']}, Python {machine['python']}"),
         ("Redis", f"{machine['redis_server']}, on the same machine"),
-        *_databases(document["results"]),
+        *_databases(document),
         ("packages", packages),
         ("load average before (1, 5, 15 minutes)", load),
         ("load average after", after),
@@ -200,9 +200,9 @@ def _machine(document: dict[str, Any]) -> str:
     return table(("run", ""), rows)
 
 
-def _databases(results: dict[str, Any]) -> list[Row]:
-    stores = results.get("growth_sql", {}).get("stores", {})
-    named = ", ".join(f"{name} {told['version']}" for name, told in stores.items())
+def _databases(document: dict[str, Any]) -> list[Row]:
+    versions = document["machine"].get("databases", {})
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return [("databases", f"{named}, on the same machine")] if named else []
 
 

@@ -106,12 +106,6 @@ def catch_up(store: SqlStore) -> None:
             connection.exec_driver_sql(statement)
 
 
-def version(store: SqlStore) -> str:
-    with _connection(store) as connection:
-        found = connection.dialect.server_version_info or ()
-    return ".".join(str(part) for part in found if isinstance(part, int))
-
-
 @contextmanager
 def _connection(store: SqlStore) -> Iterator[Connection]:
     """One without the time-outs of the store's own."""

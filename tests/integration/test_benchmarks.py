@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,22 @@ def test_every_sql_database_has_a_figure_for_every_act_and_number_of_locks(run):
     for store in told["stores"].values():
         assert store["figures"].keys() > run["results"]["growth"]["figures"].keys()
         assert all(sizes.keys() == {"0", "500"} for sizes in store["figures"].values())
+
+
+def test_the_run_tells_the_versions_of_all_servers(run):
+    told = report.sections(run)["machine"]
+
+    for name in ("PostgreSQL", "MariaDB", "SQLite"):
+        assert re.search(rf"{name} \d+\.\d+", told)
+    assert re.search(r"Redis +\| +\d+\.\d+", told)
+
+
+def test_make_bench_installs_the_servers_that_it_starts():
+    planned = subprocess.run(
+        ["make", "--dry-run", "bench"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert 0 <= planned.find("scripts/install-services") < planned.find("-m benchmarks")
 
 
 def test_commands_for_a_call_are_as_few_as_promised(run):
