@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.contenders import OURS, RIVALS
 from benchmarks.databases import DATABASES
+from benchmarks.growth import KINDS
 from benchmarks.sizes import FULL
 from benchmarks.stage import FLOOR
 
@@ -112,13 +113,13 @@ def _with_worker(results: Results) -> Iterator[Goal]:
 
 
 def _growth(results: Results) -> Iterator[Goal]:
-    figures = results.get("growth", {}).get("figures", {})
-    if not figures:
-        yield Goal("flat as locks grow, upper end of the interval", 1.25, None)
-    for kind, sizes in figures.items():
-        largest = max(sizes, key=int)
-        text = f"{kind} at {int(largest):,} locks against none, upper end of 95 %"
-        yield Goal(text, 1.25, float(sizes[largest]["high"]))
+    def highest(kind: str) -> Callable[[Results], float]:
+        return lambda all_: float(all_["growth"]["figures"][kind][str(locks)]["high"])
+
+    locks = max(results.get("growth", {}).get("locks", FULL.growth))
+    for kind in KINDS:
+        text = f"{kind} at {locks:,} locks against none, upper end of 95 %"
+        yield Goal(text, 1.25, _asked(results, highest(kind)))
 
 
 def _growth_sql(results: Results) -> Iterator[Goal]:

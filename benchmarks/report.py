@@ -146,9 +146,15 @@ def _growth(growth: dict[str, Any]) -> str:
         for locks, figures in sizes.items():
             interval = f"{figures['low']:.2f} to {figures['high']:.2f}"
             ratio = f"{figures['ratio']:.2f}"
-            rows.append((kind, f"{int(locks):,}", us(figures["median_us"]), ratio, interval))
+            act = _act(growth, kind)
+            rows.append((act, f"{int(locks):,}", us(figures["median_us"]), ratio, interval))
     head = ("as locks grow", "locks", "median us", "against none", "95 % interval")
     return table(head, rows)
+
+
+def _act(growth: dict[str, Any], kind: str) -> str:
+    at_once = growth.get("together", {}).get(kind)
+    return f"{kind} of {at_once:,}, each" if at_once else kind
 
 
 def _growth_sql(growth: dict[str, Any]) -> str:
@@ -157,7 +163,7 @@ def _growth_sql(growth: dict[str, Any]) -> str:
     rows = []
     for name, told in growth["stores"].items():
         for kind, sizes in told["figures"].items():
-            cells = [f"{name}: {kind}", us(sizes[str(none)]["median_us"])]
+            cells = [f"{name}: {_act(growth, kind)}", us(sizes[str(none)]["median_us"])]
             for locks in more:
                 each = sizes[str(locks)]
                 interval = f"{each['low']:.2f} to {each['high']:.2f}"

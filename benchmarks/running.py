@@ -23,9 +23,9 @@ def run(stage: Stage) -> dict[str, Any]:
     stage.forget_messages()
     # Apps of their own: Celery keeps a subscription for every result of the parts before.
     stage = replace(stage, all=stage.made_anew())
-    with workers(list(stage.all), stage.broker, stage.locks) as running:
+    with workers(list(stage.all), stage.broker.url(), stage.locks.url()) as running:
         for one in stage.all.values():
-            _until_ready(stage, one, running)
+            until_ready(stage, one, running)
         told = {"call_to_result": _call_to_result(stage)}
         progress("tasks a second")
         told["throughput"] = _throughput(stage)
@@ -33,7 +33,7 @@ def run(stage: Stage) -> dict[str, Any]:
     return told
 
 
-def _until_ready(stage: Stage, one: Contender, running: Workers) -> None:
+def until_ready(stage: Stage, one: Contender, running: Workers) -> None:
     progress(f"a worker with {one.name}")
     try:
         one.call(next(stage.numbers)).get(timeout=READY_S)

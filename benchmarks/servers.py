@@ -76,17 +76,17 @@ def server() -> Iterator[Server]:
 class Workers:
     """One worker process for each contender, with one process in its pool."""
 
-    def __init__(self, contenders: Sequence[str], broker: Server, locks: Server) -> None:
+    def __init__(self, contenders: Sequence[str], broker: str, locks: str) -> None:
         self._directory = tempfile.mkdtemp(prefix="celery-unique-bench-")
         self._log = (Path(self._directory) / "workers.log").open("w+b")
         self._processes = [self._start(name, broker, locks) for name in contenders]
 
-    def _start(self, name: str, broker: Server, locks: Server) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, broker: str, locks: str) -> subprocess.Popen[bytes]:
         env = {
             **os.environ,
             "BENCH_CONTENDER": name,
-            "BENCH_BROKER": broker.url(),
-            "BENCH_LOCKS": locks.url(),
+            "BENCH_BROKER": broker,
+            "BENCH_LOCKS": locks,
             "PYTHONPATH": str(REPOSITORY),
         }
         command = [
@@ -116,7 +116,8 @@ class Workers:
 
 
 @contextmanager
-def workers(contenders: Sequence[str], broker: Server, locks: Server) -> Iterator[Workers]:
+def workers(contenders: Sequence[str], broker: str, locks: str) -> Iterator[Workers]:
+    """``broker`` and ``locks`` are the URLs that the contenders are made with."""
     all_of_them = Workers(contenders, broker, locks)
     try:
         yield all_of_them

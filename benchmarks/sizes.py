@@ -21,6 +21,10 @@ class Sizes:
     growth_sql: tuple[int, ...] = (0, 100_000, 1_000_000)
     growth_rounds: int = 10
     growth_calls: int = 60  # of each kind in a round
+    growth_results: int = 20  # calls in a round whose result is waited for
+    growth_batches: int = 4  # in a round, of a kind that does many at once
+    growth_many: int = 200  # calls in one apply_many
+    growth_held: int = 1_000  # locks in one renewal
 
 
 FULL = Sizes()
@@ -39,6 +43,8 @@ QUICK = Sizes(
     growth_sql=(0, 20_000),
     growth_rounds=4,
     growth_calls=20,
+    growth_results=10,
+    growth_batches=2,
 )
 TINY = Sizes(
     rounds=5,
@@ -55,4 +61,8 @@ TINY = Sizes(
     growth_sql=(0, 500),
     growth_rounds=2,
     growth_calls=3,
+    growth_results=3,
+    growth_batches=1,
+    growth_many=5,
+    growth_held=5,
 )

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, sizing
+from benchmarks import growth, report, sizing
 from benchmarks.contenders import OURS, PLAIN
 from benchmarks.goals import goals
 from benchmarks.measuring import interleaved, ratio_of_rounds
 from benchmarks.plot import svg
+from benchmarks.sizes import TINY
 from benchmarks.stage import FLOOR
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -29,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "celery-once is not installed and is left out" in done.stderr
@@ -47,7 +48,8 @@ def test_every_part_has_figures_of_ours_and_of_plain_celery(run):
     assert results["worker"]["throughput"][OURS]["median_per_s"] > 0
     assert results["worker"]["call_to_result"][OURS]["samples"] == 3
     assert f"{OURS}: apply_many" in results["many"]["ways"]
-    assert results["growth"]["figures"].keys() >= {"new call", "duplicate call", "start and finish"}
+    assert results["growth"]["figures"].keys() == growth.KINDS.keys()
+    assert all(sizes.keys() == {"0", "500"} for sizes in results["growth"]["figures"].values())
     assert results["renewal"]["held"] == 50
 
 
@@ -74,6 +76,29 @@ def test_make_bench_installs_the_servers_that_it_starts():
     ).stdout
 
     assert 0 <= planned.find("scripts/install-services") < planned.find("-m benchmarks")
+
+
+def test_what_many_do_at_once_is_told_for_each_of_them(run):
+    told = report.sections(run)["growth"]
+
+    assert run["results"]["growth"]["together"] == {
+        "call in apply_many": TINY.growth_many,
+        "renewal in a batch": TINY.growth_held,
+    }
+    assert f"call in apply_many of {TINY.growth_many}, each" in told
+
+
+def test_an_act_that_an_older_run_has_not_measured_is_left_out_and_no_goal_of_it_is_met(run):
+    older = json.loads(json.dumps(run))
+    del older["results"]["growth"]["together"]
+    del older["results"]["growth"]["figures"]["call to result"]
+
+    verdicts = {goal.text: goal.verdict for goal in goals(older["results"])}
+
+    assert "call to result" not in report.sections(older)["growth"]
+    assert "| call in apply_many " in report.sections(older)["growth"]
+    [of_it] = [goal for goal in verdicts if goal.startswith("call to result at 500 locks")]
+    assert verdicts[of_it] == "not measured"
 
 
 def test_commands_for_a_call_are_as_few_as_promised(run):
