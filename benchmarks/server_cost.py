@@ -24,9 +24,11 @@ def run(stage: Stage) -> dict[str, Any]:
     count = max(50, stage.sizes.locks // 20)
     with server() as own:
         store = open_store(own.url(), namespace="", timeout_s=120.0)
+        acts = _acts(store)
+        _warm_up(store, acts)
         pairs = [(key_of(str(n)), str(uuid.uuid4())) for n in range(count)]
         told = {}
-        for name, act in _acts(store).items():
+        for name, act in acts.items():
             progress(f"{count:,} times: {name}")
             told[name] = _cost(own, store, act, pairs)
         store.close()
@@ -38,6 +40,14 @@ def run(stage: Stage) -> dict[str, Any]:
             for field in ("server_cpu_us", "bytes_in", "bytes_out")
         },
     }
+
+
+def _warm_up(store: Any, acts: dict[str, Act]) -> None:
+    """Connected, and every script is known: a server is sent each of them whole only once."""
+    key, task_id = key_of("warm"), str(uuid.uuid4())
+    for act in acts.values():
+        act(key, task_id)
+        store.flush()
 
 
 def _acts(store: Any) -> dict[str, Act]:

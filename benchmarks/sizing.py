@@ -42,8 +42,9 @@ def _costs(results: dict[str, Any]) -> str:
         (
             "B",
             "Redis, bytes in and out, a whole life",
-            f"{life['bytes_in'] + life['bytes_out']:,.0f}",
+            f"{_bytes(life):,.0f}",
         ),
+        ("e", "Redis, bytes in and out, a duplicate", f"{_bytes(acts['duplicate']):,.0f}"),
         (
             "M",
             "Redis, memory of a waiting lock",
@@ -75,14 +76,14 @@ def _worked(results: dict[str, Any]) -> str:
     renewal = 1000 * results["renewal"]["server_cpu_ms"] / results["renewal"]["held"]
     busy = tasks * life["server_cpu_us"] + refused * acts["duplicate"]["server_cpu_us"]
     busy += 3 * bodies * renewal / lease
-    network = tasks * (life["bytes_in"] + life["bytes_out"])
+    network = tasks * _bytes(life) + refused * _bytes(acts["duplicate"])
     memory = tasks * waits * bytes_of["waiting"] + bodies * bytes_of["active"]
     added, again = results["new"][OURS]["added_us"], results["duplicate"][OURS]["median_us"]
     rows = [
         ("tasks a second", f"{calls} x (1 - {share})", f"{tasks:,.0f}"),
         ("locks that wait", f"{tasks:,.0f} x {waits}", f"{tasks * waits:,.0f}"),
         ("Redis, share of one core", "(1 - p) c L + p c d + 3 b R / l", f"{busy / 1e6:.1%}"),
-        ("Redis, network", "(1 - p) c B", f"{network / 1e6:.2f} MB/s"),
+        ("Redis, network", "(1 - p) c B + p c e", f"{network / 1e6:.2f} MB/s"),
         ("Redis, memory", "(1 - p) c w M + b A", f"{memory / 1e6:,.1f} MB"),
         (
             "callers, cores together",
@@ -91,6 +92,10 @@ def _worked(results: dict[str, Any]) -> str:
         ),
     ]
     return table(("what", "how", "comes to"), rows)
+
+
+def _bytes(cost: dict[str, float]) -> float:
+    return cost["bytes_in"] + cost["bytes_out"]
 
 
 def _worker_share(results: dict[str, Any]) -> float:
@@ -107,7 +112,7 @@ def _expect(results: dict[str, Any]) -> str:
         cores = (
             admitted * life["server_cpu_us"] + refused * acts["duplicate"]["server_cpu_us"]
         ) / 1e6
-        network = admitted * (life["bytes_in"] + life["bytes_out"]) / 1e6
+        network = (admitted * _bytes(life) + refused * _bytes(acts["duplicate"])) / 1e6
         memory = admitted * WAITS_S * results["memory"]["bytes"]["waiting"] / 1e6
         callers = rate * results["new"][OURS]["added_us"] / 1e6
         rows.append(

@@ -106,6 +106,11 @@ def test_commands_for_a_call_are_as_few_as_promised(run):
     assert run["results"]["commands"][OURS] == {"new": 2, "duplicate": 1}
 
 
+def test_what_an_act_costs_the_server_is_told_of_scripts_that_it_knows(run):
+    # The smallest script is several times as long.
+    assert all(cost["bytes_in"] < 600 for cost in run["results"]["server"]["acts"].values())
+
+
 def test_goals_are_told_with_what_was_measured_and_a_verdict(run):
     by_text = {goal["goal"]: goal for goal in run["goals"]}
 
