@@ -17,7 +17,7 @@ from . import checks, failovers
 from .explaining import is_abandoned
 from .failovers import SeenFailOver, failovers_seen
 from .followed import Followed, nobody_seen_yet
-from .orphans import lost_messages
+from .orphans import lost_messages, may_be_lost
 from .selecting import HeldLock, StoreClock, locks_of
 from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, NoAnswer, Workers, ask_workers
 
@@ -134,6 +134,7 @@ class _Walk:
     abandoned: list[HeldLock] = field(default_factory=list)
     abandoned_in_all: int = 0
     waiting: list[HeldLock] = field(default_factory=list)
+    waiting_in_all: int = 0
     other_versions: Counter[str] = field(default_factory=Counter)
 
     def see_record(self, key: str, record: Record, now: int) -> None:
@@ -151,8 +152,10 @@ class _Walk:
             self.abandoned_in_all += 1
             if len(self.abandoned) < NAMED:
                 self.abandoned.append(lock)
-        elif not lock.entry.terminal and len(self.waiting) < MOST_LOOKED_INTO:
-            self.waiting.append(lock)
+        elif may_be_lost(lock):
+            self.waiting_in_all += 1
+            if len(self.waiting) < MOST_LOOKED_INTO:
+                self.waiting.append(lock)
 
 
 def _examine_locks(runtime: Runtime, report: Report, timeout_s: float) -> None:
@@ -202,18 +205,31 @@ def _examine_messages(runtime: Runtime, report: Report, walk: _Walk, timeout_s: 
     except NoAnswer as error:
         report.findings.append(Finding("lost", "note", str(error)))
         return
-    report.add("lost", "no waiting task has lost its message", _lost(lost))
+    report.add("lost", f"no {_looked_into(walk)} has lost its message", _lost(walk, lost))
 
 
-def _lost(lost: list[HeldLock]) -> Iterator[Finding]:
-    if lost:
-        yield Finding(
-            "lost",
-            "warning",
-            f"{len(lost)} tasks wait, while their queue is empty and no worker has their message "
-            f"(a purged queue, or a broker that lost it): {_named(lost[:NAMED])}",
-            "free their keys: celery -A APP unique release --lost",
+def _looked_into(walk: _Walk) -> str:
+    if walk.waiting_in_all == len(walk.waiting):
+        return "waiting task"
+    return f"task of {len(walk.waiting)} that were looked into, of {walk.waiting_in_all} that wait,"
+
+
+def _lost(walk: _Walk, lost: list[HeldLock]) -> Iterator[Finding]:
+    if not lost:
+        return
+    who = f"{len(lost)} tasks wait,"
+    if walk.waiting_in_all > len(walk.waiting):
+        who = (
+            f"{len(lost)} of {len(walk.waiting)} tasks that were looked into, of "
+            f"{walk.waiting_in_all} that wait, do so"
         )
+    yield Finding(
+        "lost",
+        "warning",
+        f"{who} while their queue is empty and no worker has their message "
+        f"(a purged queue, or a broker that lost it): {_named(lost[:NAMED])}",
+        "free their keys: celery -A APP unique release --lost",
+    )
 
 
 def _named(locks: list[HeldLock]) -> str:

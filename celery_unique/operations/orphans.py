@@ -36,12 +36,13 @@ def lost_messages(
             f"Which messages are gone cannot be told, since these workers did not say what they "
             f"hold: {', '.join(untold)}"
         )
-    candidates = (lock for lock in locks if _may_be_lost(lock))
+    candidates = (lock for lock in locks if may_be_lost(lock))
     while batch := list(islice(candidates, BATCH)):
         yield from _lost(runtime, batch, sorted(workers.told), timeout_s)
 
 
-def _may_be_lost(lock: HeldLock) -> bool:
+def may_be_lost(lock: HeldLock) -> bool:
+    """Whether its message should be somewhere."""
     return lock.state in _WAITING and lock.age_ms >= YOUNGEST_MS
 
 
