@@ -22,6 +22,7 @@ from tests.stores.factories import (
     QUEUE_LEASE,
     RUN_LEASE,
     claim,
+    confirm,
     finish,
     fresh_key,
     publish,
@@ -314,6 +315,47 @@ def test_a_lock_with_followers_is_two_hashes_and_a_line_in_the_due_set_of_its_bu
     store.complete_follower(key, "b")
 
     assert [name.decode() for name in client.scan_iter()] == [record]
+
+
+@pytest.mark.server
+def test_looking_for_what_is_due_reads_no_more_where_more_keys_have_followers(
+    store: RedisStore, client: redis.Redis
+) -> None:
+    def follow_in_every_bucket(number: int) -> None:
+        for bucket in range(BUCKETS):
+            key = f"1:{bucket:02x}{number:062x}"
+            publish(store, key, "a")
+            store.acquire(key, claim("b", join="its message"))
+
+    def bytes_read() -> int:
+        before = client.info("stats")["total_net_output_bytes"]
+        assert store.due() == []
+        return int(client.info("stats")["total_net_output_bytes"] - before)
+
+    follow_in_every_bucket(1)
+    with_one = bytes_read()
+    for number in range(2, 6):
+        follow_in_every_bucket(number)
+
+    # What INFO itself says of the server is a few bytes more or less each time.
+    assert bytes_read() < 1.2 * with_one
+
+
+@pytest.mark.server
+def test_what_is_due_is_found_in_every_bucket_those_that_wait_longest_first(
+    store: RedisStore,
+) -> None:
+    keys = [f"1:{bucket:02x}{number:062x}" for number in range(2) for bucket in (7, 3, 60)]
+    for n, key in enumerate(keys):
+        store.acquire(key, claim("a"))
+        confirm(store, key, "a", lease_ms=MINUTE + 1000 * n)
+        store.acquire(key, claim("b", join="its message"))
+    assert store.due() == []
+
+    store.clock_offset_ms = 2 * MINUTE
+
+    assert store.due() == keys
+    assert store.due(limit=4) == keys[:4]
 
 
 @pytest.mark.server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +16,16 @@ from .connections import Command
 from .layout import Layout
 from .scripts import Script
 
+#: The guess is rather late: what is not due yet is sorted out, and what is must not be missed.
+GUESSED_LATE_MS = 1000
+
 
 class RedisFollowing(ABC):
     """The part of the store that is about followers."""
 
     _layout: Layout
+    #: How far the server's clock was ahead of this machine's when it was last seen.
+    _server_ahead_ms = 0.0
 
     @abstractmethod
     def _run(self, script: Script, key: str, *arguments: str | int) -> Any: ...
@@ -44,16 +50,24 @@ class RedisFollowing(ABC):
         self._run(scripts.COMPLETE_FOLLOWER, key, follower_id)
 
     def due(self, limit: int = 20) -> list[str]:
-        """The first of every bucket's set, in one round trip; the clock tells which are due."""
-        ranges = [("ZRANGE", name, 0, limit - 1, "WITHSCORES") for name in self._layout.due_sets()]
-        clock, *replies = self._ask([("TIME",), *ranges])
-        now = self._now(clock)
-        waiting = [
+        """One round trip, for what is due by a guess at the server's clock, which it corrects."""
+        for _ in range(2):
+            until = time.time() * 1000 + self._server_ahead_ms + GUESSED_LATE_MS
+            ranges = [
+                ("ZRANGEBYSCORE", name, "-inf", int(until), "WITHSCORES", "LIMIT", 0, limit)
+                for name in self._layout.due_sets()
+            ]
+            clock, *replies = self._ask([("TIME",), *ranges])
+            now = self._now(clock)
+            self._server_ahead_ms = now - time.time() * 1000
+            if now <= until:
+                break
+        found = [
             (float(score), name)
             for reply in replies
             for name, score in zip(reply[::2], reply[1::2], strict=True)
         ]
-        due = [self._layout.key_of(name.decode()) for at, name in sorted(waiting) if at <= now]
+        due = [self._layout.key_of(name.decode()) for at, name in sorted(found) if at <= now]
         return [key for key in due if key is not None][:limit]
 
     def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
