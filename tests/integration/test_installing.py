@@ -478,3 +478,37 @@ def test_importing_and_installing_load_no_store_and_cost_next_to_nothing(
     assert outputs[0][1].split() == ["celery_unique"]
     assert HEAVY.isdisjoint(outputs[0][3].split())
     assert importing < 10
+
+
+LOADED_BY_A_DUPLICATE = """
+import sys
+from celery import Celery
+import celery_unique
+app = Celery("shop", broker="memory://")
+celery_unique.install(app, store_url=sys.argv[1])
+
+@app.task(name="shop.rebuild", unique=True)
+def rebuild(shop_id): ...
+
+first = rebuild.delay(7)
+before = set(sys.modules)
+again = rebuild.delay(7)
+assert again.deduplicated and again.id == first.id
+print(*sorted(set(sys.modules) - before))
+try:
+    rebuild.apply_async((7,), unique_on_conflict="reject")
+except celery_unique.DuplicateTask:
+    print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_duplicate_of_a_process_imports_nothing(redis_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED_BY_A_DUPLICATE, redis_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["", ""]
