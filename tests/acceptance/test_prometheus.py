@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import json
 import socket
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
+from celery_unique import Lock, lookup
 from tests.acceptance.apps.watched import make_app, sign
-from tests.kit import RedisServer, Worker, eventually
+from tests.kit import RedisServer, TcpProxy, Worker, eventually
 from tests.kit.server import HOST, free_port
 
 pytestmark = [pytest.mark.slow]
@@ -66,17 +72,23 @@ def watched(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Watched]:
     directory: Path = tmp_path_factory.mktemp("metrics")
-    url, port = redis_server.fresh_url(), free_port()
-    env = {"WATCHED_REDIS": url, "WATCHED_METRICS": str(port)}
+    env = {}
     if request.param.endswith("files"):
         (directory / "files").mkdir()
         env["PROMETHEUS_MULTIPROC_DIR"] = str(directory / "files")
+    with watching(redis_server.fresh_url(), directory, request.param.partition(" ")[0], env) as one:
+        yield one
+
+
+@contextmanager
+def watching(url: str, directory: Path, pool: str, env: dict[str, str]) -> Iterator[Watched]:
+    port = free_port()
     worker = Worker(
         "tests.acceptance.apps.watched",
         log_path=directory / "worker.log",
-        pool=request.param.partition(" ")[0],
+        pool=pool,
         concurrency=3,
-        env=env,
+        env={"WATCHED_REDIS": url, "WATCHED_METRICS": str(port), **env},
         name="shop",
     )
     app = make_app(url)
@@ -129,14 +141,96 @@ def test_the_figures_agree_with_an_independent_count(watched: Watched) -> None:
         figure("held_locks", worker=worker, state="active"): 0,
         figure("held_locks", worker=worker, state="waiting"): 0,
     }
-    # What a pool's process counts arrives a moment later.
+    wait_until_told(watched, expected)
+    assert not any(name == "celery_unique_lost_total" for name, _ in watched.scrape())
+
+
+def wait_until_told(watched: Watched, expected: dict[tuple[str, Labels], float]) -> None:
+    """What a pool's process counts arrives a moment later."""
     eventually(
         lambda: not differences(expected, watched.scrape()),
         timeout=WAIT_S,
         interval=0.2,
         message=f"the figures do not agree: {differences(expected, watched.scrape())}",
     )
-    assert not any(name == "celery_unique_lost_total" for name, _ in watched.scrape())
+
+
+class Tally:
+    """The independent count of what became of the calls that a worker was told to make."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._call = watched.app.tasks["shop.call"]
+        self.told: Counter[tuple[str, str, str]] = Counter()
+
+    def call(self, task: str, *args: str, on_conflict: str = "ignore", **options: Any) -> str:
+        options["unique_on_conflict"] = on_conflict
+        outcome: str = self._call.delay(task, args, options).get(timeout=WAIT_S)
+        self.told[task, on_conflict, outcome] += 1
+        return outcome
+
+    def count(self, *outcomes: str, task: str | None = None, on_conflict: str | None = None) -> int:
+        return sum(
+            number
+            for (called, strategy, outcome), number in self.told.items()
+            if outcome in outcomes and task in (None, called) and on_conflict in (None, strategy)
+        )
+
+
+def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_count(
+    redis_server: RedisServer, tmp_path: Path, start_proxy: Callable[[int], TcpProxy]
+) -> None:
+    url, proxy = redis_server.fresh_url(), start_proxy(redis_server.port)
+    index, digest = "shop.rebuild_index", "shop.send_digest"
+    env = {"WATCHED": json.dumps({"unique_store_url": proxy.url_of(url)})}
+    with watching(url, tmp_path, "prefork", env) as watched:
+        tally = Tally(watched)
+        tally.call(index, "paris")
+        held = eventually(lambda: running(watched, index, "paris"), timeout=WAIT_S)
+        for _ in range(2):
+            assert tally.call(index, "paris", on_conflict="reject") == "DuplicateTask"
+        # One that runs is not replaced.
+        assert tally.call(index, "paris", on_conflict="replace") == "DuplicateTask"
+        tally.call(digest, "ann", "first", countdown=600)
+        for _ in range(3):
+            assert tally.call(digest, "ann", "again", on_conflict="rerun") == "deduplicated"
+        assert tally.call(digest, "ann", "second", on_conflict="replace", countdown=600) == (
+            "replaced"
+        )
+        # Somebody throws the lock of the running one away.
+        with redis.Redis.from_url(url) as client:
+            assert client.delete(*client.keys(f"cu:*{held.key}")) == 1
+        sign(watched.app, "paris")
+        watched.app.AsyncResult(held.task_id).get(timeout=WAIT_S)
+        proxy.cut()
+        for shop in ("rome", "oslo"):
+            assert tally.call(index, shop) == "StoreUnavailable"
+        proxy.restore()
+
+        refused = ("DuplicateTask", "deduplicated")
+        expected = {
+            figure("conflicts_total", task=task, on_conflict=strategy): tally.count(
+                *refused, task=task, on_conflict=strategy
+            )
+            for task, strategy in ((index, "reject"), (index, "replace"), (digest, "rerun"))
+        }
+        assert list(expected.values()) == [2, 1, 3]
+        wait_until_told(
+            watched,
+            {
+                **expected,
+                figure("acquired_total", task=digest): tally.count(
+                    "created", "replaced", task=digest
+                ),
+                figure("superseded_total", task=digest): tally.count("replaced", task=digest),
+                figure("lost_total", task=index): 1,
+                figure("store_errors_total", act="acquire"): tally.count("StoreUnavailable"),
+            },
+        )
+
+
+def running(watched: Watched, task: str, *args: str) -> Lock | None:
+    lock = lookup(task, args, app=watched.app)
+    return lock if lock is not None and lock.state == "active" else None
 
 
 def test_a_worker_whose_port_is_taken_works_and_says_that_nobody_sees_it(

@@ -54,6 +54,15 @@ def make_app(redis_url: str, **conf: Any) -> Celery:
             for _ in range(times)
         ]
 
+    @app.task(name="shop.call", shared=False)
+    def call(name: str, args: list[Any], options: dict[str, Any]) -> str:
+        """A call made in a worker: what became of it, or the error that it raised."""
+        try:
+            outcome: str = app.tasks[name].apply_async(args, **options).outcome
+        except celery_unique.CeleryUniqueError as error:
+            return type(error).__name__
+        return outcome
+
     app.signs = signs
     return app
 
