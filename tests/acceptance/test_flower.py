@@ -167,6 +167,25 @@ def test_a_superseded_task_is_revoked_and_says_by_whom(story: Story) -> None:
     assert task["result"] == f"superseded by task {story.replacement.id}"
 
 
+@pytest.mark.parametrize("way", ["async-apply", "send-task"])
+def test_a_call_through_flower_is_a_unique_call(story: Story, way: str) -> None:
+    shop, path = f"called by {way}", f"/api/task/{way}/shop.rebuild_index"
+    ran = int(story.app.signs.get("ran shop.rebuild_index"))
+
+    first = story.flower.post(path, args=[shop])["task-id"]
+    again = story.flower.post(path, args=[shop])["task-id"]
+    by_name = story.flower.post(path, kwargs={"shop_id": shop})["task-id"]
+    from_python = story.app.tasks["shop.rebuild_index"].delay(shop)
+
+    assert again == by_name == from_python.id == first
+    assert from_python.deduplicated
+    sign(story.app, shop)
+    assert from_python.get(timeout=WAIT_S) == f"index of {shop}"
+    assert int(story.app.signs.get("ran shop.rebuild_index")) == ran + 1
+    holder = Called(first, from_python.unique_key)
+    eventually(lambda: len(story.rows_of(holder)) == 3, timeout=WAIT_S, interval=0.2)
+
+
 def test_no_other_worker_appears(story: Story) -> None:
     assert story.flower.workers() == {story.worker.hostname: True}
 

@@ -61,6 +61,11 @@ class Flower:
         with urllib.request.urlopen(self.url(path), timeout=20) as reply:
             return json.load(reply)
 
+    def post(self, path: str, **document: Any) -> Any:
+        request = urllib.request.Request(self.url(path), json.dumps(document).encode())
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return json.load(reply)
+
     def workers(self) -> dict[str, bool]:
         """Every worker that Flower has heard of, and whether it is online."""
         status: dict[str, bool] = self.get("/api/workers?status=1")
