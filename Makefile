@@ -21,6 +21,8 @@ DJANGO_VERSIONS ?= 5.2 newest
 NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12 ~/.pyenv/versions/3.1[23]*/bin/python3 \
     $(PYTHON); do "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 DJANGO_TESTS = tests/django tests/stores/test_django_contract.py tests/stores/test_django_stores.py
+# How many calls make test-many makes; make test makes a few hundred.
+MANY ?= 10000
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -30,7 +32,7 @@ DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-fast test-versions test-django chaos bench bench-docs lint docs services
+.PHONY: help demo example test test-fast test-versions test-django test-many chaos bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +59,9 @@ test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Dja
 
 test-django-%: .cache/django-%/.installed
 	.cache/django-$*/bin/python -m pytest $(DISTRIBUTED) $(DJANGO_TESTS) $(ARGS)
+
+test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, half of them duplicates: the right results, in some minutes
+	CELERY_UNIQUE_MANY=$(MANY) $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -13,6 +13,9 @@ from benchmarks.contenders import OURS, PLAIN, Contender
 from benchmarks.measuring import Samples, interleaved, median, progress, summary
 from benchmarks.stage import FLOOR, Stage, store_of
 
+#: A call that is not published is cheaper than one that is: told beside the goal, no part of it.
+HALF_DUPLICATES = f"{OURS}: apply_many, half duplicates"
+
 #: No further round of many calls is begun after this.
 LONGEST_S = 120.0
 
@@ -43,7 +46,8 @@ def duplicate(stage: Stage) -> dict[str, Any]:
 
 
 def many(stage: Stage) -> dict[str, Any]:
-    """As many calls together, told per call: a loop, a group, and ``apply_many``."""
+    """As many calls together, told per call: a loop, a group, and ``apply_many``, which is
+    also given calls of which half are duplicates."""
     ways: dict[str, Callable[[int], Any]] = {}
     for name in (PLAIN, OURS):
         one = stage.all[name]
@@ -56,6 +60,7 @@ def many(stage: Stage) -> dict[str, Any]:
         progress("this version has no celery_unique.apply_many: it is left out")
     else:
         ways[f"{OURS}: apply_many"] = lambda _: apply_many(_signatures(stage, stage.ours))
+        ways[HALF_DUPLICATES] = lambda _: apply_many(_half_duplicates(stage, stage.ours))
     samples: Samples = {name: [] for name in ways}
     ends = time.monotonic() + LONGEST_S
     for number in range(stage.sizes.many_rounds):
@@ -75,6 +80,12 @@ def many(stage: Stage) -> dict[str, Any]:
 def _signatures(stage: Stage, one: Contender) -> list[Any]:
     numbers = [next(stage.numbers) for _ in range(stage.sizes.many)]
     return [one.task.s(number, True, tag="nightly") for number in numbers]
+
+
+def _half_duplicates(stage: Stage, one: Contender) -> list[Any]:
+    """Each call twice, the second half of them after the first."""
+    numbers = [next(stage.numbers) for _ in range(stage.sizes.many // 2)]
+    return [one.task.s(number, True, tag="nightly") for number in [*numbers, *numbers]]
 
 
 def _told(samples: Samples) -> dict[str, Any]:

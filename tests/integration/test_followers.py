@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -296,6 +297,96 @@ def test_an_ended_idempotency_key_answers_in_a_canvas_whatever_the_strategy(rebu
     result = group(member, rebuild.s(8))()
 
     assert stored(rebuild.app, result.results[0].id) == ("SUCCESS", 7)
+
+
+# -- what is stored of it ------------------------------------------------------------------
+
+
+@pytest.fixture(params=[1000, None], ids=["expires", "stays"])
+def app_with_expiry(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Celery]:
+    """Results in Redis, for a time or for ever."""
+    app = make_app("memory://", result_backend=redis_url, result_expires=request.param)
+    yield app
+    app.close()
+
+
+def test_the_result_of_a_follower_expires_like_any_other(
+    app_with_expiry: Celery, mine: str
+) -> None:
+    app = app_with_expiry
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    @app.task(name="shop.echo")
+    def echo(value: Any) -> Any:
+        return value
+
+    holder, plain = rebuild.delay(7), echo.delay(1)
+    follower = rebuild.apply_async((7,), task_id=mine)
+
+    with working(app):
+        assert [value_of(result) for result in (plain, holder, follower)] == [1, 7, 7]
+
+    of_plain, of_holder, of_follower = (
+        app.backend.client.ttl(app.backend.get_key_for_task(result.id))
+        for result in (plain, holder, follower)
+    )
+    if app.conf.result_expires is None:
+        assert (of_plain, of_holder, of_follower) == (-1, -1, -1)  # Redis: it does not expire
+    else:
+        assert (of_plain, of_holder, of_follower) == pytest.approx((1000, 1000, 1000), abs=60)
+
+
+def is_kept(app: Celery, task_id: str) -> bool:
+    """Whether anything at all is in the result backend under this id."""
+    return app.backend.get(app.backend.get_key_for_task(task_id)) is not None
+
+
+def test_a_follower_that_ignores_its_result_stores_none_and_its_link_fires(
+    rebuild: Any, mine: str
+) -> None:
+    app = rebuild.app
+    link = app.tasks["shop.echo"].s().set(task_id=f"link-{mine}")
+    holder = rebuild.delay(7)
+    follower = rebuild.apply_async((7,), task_id=mine, link=link, ignore_result=True)
+
+    with working(app):
+        assert value_of(app.AsyncResult(f"link-{mine}")) == 7
+        eventually(lambda: followers(rebuild, 7) == [])
+
+    assert follower.outcome == "joined"
+    assert (is_kept(app, holder.id), is_kept(app, mine)) == (True, False)
+
+
+def test_a_follower_has_a_result_though_its_holder_ignores_its_own(rebuild: Any, mine: str) -> None:
+    app = rebuild.app
+    holder = rebuild.apply_async((7,), ignore_result=True)
+    follower = rebuild.apply_async((7,), task_id=mine)
+
+    with working(app):
+        assert value_of(follower) == 7
+
+    assert (is_kept(app, holder.id), is_kept(app, mine)) == (False, True)
+
+
+def test_a_follower_of_a_task_that_ignores_results_stores_none_unless_its_call_says_so(
+    local_app: Celery, mine: str
+) -> None:
+    @local_app.task(name="shop.quiet", unique=True, ignore_result=True)
+    def quiet(shop_id: int) -> int:
+        return shop_id
+
+    quiet.delay(7)
+    quiet.apply_async((7,), task_id=f"as-ever-{mine}")
+    asked = quiet.apply_async((7,), task_id=mine, ignore_result=False)
+
+    with working(local_app):
+        assert value_of(asked) == 7
+        eventually(lambda: locks(local_app) == [])
+
+    assert not is_kept(local_app, f"as-ever-{mine}")
 
 
 # -- strategies ----------------------------------------------------------------------------

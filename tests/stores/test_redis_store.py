@@ -146,6 +146,26 @@ def test_renewing_a_thousand_locks_is_one_stream_of_commands(store: RedisStore) 
     assert renewed == [True, False] * 500
 
 
+@pytest.mark.server
+def test_looking_for_what_is_due_costs_the_same_among_no_locks_and_among_ten_thousand(
+    store: RedisStore, client: redis.Redis, key: str
+) -> None:
+    store.due()  # connects
+    with commands_seen(client) as among_none:
+        assert store.due() == []
+    for _ in range(0, 10_000, BATCH):
+        store.acquire_many([(fresh_key(), claim("a")) for _ in range(BATCH)])
+    publish(store, key, "a")
+    store.acquire(key, claim("b", join="its message"))
+    store.cancel(key, "a", MINUTE)
+
+    with commands_seen(client) as among_many:
+        assert store.due() == [key]
+
+    assert client.dbsize() > 10_000
+    assert among_none == among_many == ["TIME", *["ZRANGE"] * BUCKETS]
+
+
 # -- layout -------------------------------------------------------------------
 
 
