@@ -16,7 +16,7 @@ from celery import Celery, beat, chain, chord, group, signature
 
 import celery_unique
 from celery_unique import UniqueResult, lookup
-from tests.integration.apps import flush, locks, messages, value_of, working
+from tests.integration.apps import flush, locks, make_app, messages, value_of, working
 from tests.kit import eventually
 from tests.kit.worker import REPOSITORY
 
@@ -161,8 +161,6 @@ def test_a_caller_without_the_code_is_unique_where_it_says_so(app: Celery) -> No
 
 
 def test_a_caller_without_the_code_has_the_key_of_one_with_it(app: Celery, rebuild: Any) -> None:
-    from tests.integration.apps import make_app
-
     elsewhere = make_app("memory://")
 
     without = elsewhere.send_task("shop.rebuild", kwargs={"shop_id": 7}, unique=True)
@@ -264,6 +262,39 @@ def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> N
         result = chord([rebuild.s(7), rebuild.s(7)], total.s())()
 
         assert value_of(result) == 14
+
+
+@pytest.mark.parametrize("outcome", ["created", "joined"])
+def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url: str, outcome: str) -> None:
+    """Results are in Redis: with no other backend can a task add to its chord."""
+    app = make_app("memory://", result_backend=redis_url)
+    added, ran = [], []
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        ran.append(shop_id)
+        return shop_id
+
+    @app.task(name="grow", bind=True)
+    def grow(self: Any) -> int:
+        added.append(self.add_to_chord(rebuild.s(7)))
+        return 1
+
+    @app.task(name="total")
+    def total(values: list[int]) -> list[int]:
+        return sorted(values)
+
+    queues = [app.conf.task_default_queue, f"{app.main}-held"]
+    if outcome == "joined":
+        rebuild.apply_async((7,), queue=queues[1])
+    with working(app, queues=queues[:1]):
+        result = chord([grow.s(), rebuild.s(8)], total.s())()
+        eventually(lambda: added and 8 in ran)
+    with working(app, queues=queues):
+        assert value_of(result) == [1, 7, 8]
+
+    assert added[0].outcome == outcome
+    assert sorted(ran) == [7, 8]
 
 
 @pytest.mark.parametrize("position", ["first", "second"])

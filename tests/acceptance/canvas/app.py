@@ -127,6 +127,14 @@ def _define_helpers(app: Celery, task: Define, props: Props) -> None:
     def note_error(failed_id: str) -> None:
         props.redis.rpush(f"noted:{failed_id}", json.dumps("an error"))
 
+    @task(name="stamps", bind=True)
+    def stamps(self: Task, value: Any, where: str = "") -> Any:
+        """What it is stamped with; noted, where the test asks for it."""
+        found = self.request.stamps
+        if where:
+            props.redis.rpush(f"noted:{where}", json.dumps(found))
+        return found
+
     @task(name="where", bind=True)
     def where(self: Task, value: Any) -> list[Any]:
         """Who called it: the ids that the trail is made of."""

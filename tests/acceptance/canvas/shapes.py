@@ -7,6 +7,7 @@ every duplicate has been called; or they run, and wait for a word.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -226,7 +227,7 @@ def chain_of_two_equal_links_that_count_once(c: Cast) -> Any:
     return chain(c.once.si(c.tag), c.once.si(c.tag), c.echo.s())()
 
 
-@shape(chords=True)
+@shape()
 def chain_into_a_group(c: Cast) -> Any:
     c.holder()
     return chain(c.work.si(c.tag), group(c.echo.s(), c.echo.s(3)))()
@@ -316,10 +317,19 @@ def holder_that_is_replaced_in_its_body(c: Cast) -> Any:
 
 @shape()
 def stamped(c: Cast) -> Any:
+    """The next link of a follower's chain and its callback have the stamps of the canvas."""
     c.holder()
-    canvas = group(chain(c.work.si(c.tag), c.echo.s()), c.work.s(c.tag))
+    callback = c.stamps.s(where=f"{c.kind}-{c.tag}")
+    canvas = group(chain(c.work.si(c.tag), c.stamps.s()), c.work.s(c.tag).set(link=callback))
     canvas.stamp(tenant="a")
-    return canvas.apply_async()
+    result = canvas.apply_async()
+
+    def stamps() -> list[Any]:
+        found = [result.results[0].get(timeout=60), json.loads(c.noted(1)[0])]
+        assert found == [{"tenant": "a"}] * 2
+        return found
+
+    return result, stamps
 
 
 @shape()
