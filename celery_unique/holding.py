@@ -44,6 +44,8 @@ class Holding:
         self._joined_here: OrderedDict[str, Any] = OrderedDict()
         #: Deliveries let through the gate that no process or thread of the pool has taken.
         self._on_the_way: OrderedDict[str, tuple[LockHeader, str]] = OrderedDict()
+        #: Deliveries that have ended, with messages that the event loop has yet to acknowledge.
+        self._unacknowledged: OrderedDict[str, Held] = OrderedDict()
 
     @property
     def failed_at(self) -> float:
@@ -90,6 +92,17 @@ class Holding:
             Held(header.key, header.task_id, delivery, run_ms, run_ms, copies=True)
             for delivery, (header, _) in list(self._on_the_way.items())
         ]
+
+    def waits_for_acknowledgement(self, header: LockHeader) -> None:
+        """Until it is settled, a second delivery of the message must find the first alive."""
+        queue_ms, run_ms = self.leases.queue_ms, self.leases.run_ms
+        held = Held(header.key, header.task_id, header.delivery, queue_ms, run_ms)
+        self._unacknowledged[header.delivery] = held
+        while len(self._unacknowledged) > REMEMBERED:
+            self._unacknowledged.popitem(last=False)
+
+    def unacknowledged(self) -> list[Held]:
+        return list(self._unacknowledged.values())
 
     def pool_is_gone(self) -> None:
         """The worker stops. What its pool has not come to goes back to the queue, and
@@ -254,6 +267,7 @@ class Holding:
 
     def settle(self, header: LockHeader, task_name: str, state: State) -> None:
         """Result and acknowledgement are out: the record of the ended task may go."""
+        self._unacknowledged.pop(header.delivery, None)
         finish = self._finish(header, state, True)
 
         def act() -> None:

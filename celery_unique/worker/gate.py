@@ -10,6 +10,7 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ from celery_unique.result_meta import SUPERSEDED_BY
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.stores.base import Started
 from celery_unique.superseding import reason_of
+
+from .acknowledging import Acknowledgement
 
 #: Differs between two lives of a worker with the same name and process id.
 _BOOT = f"{time.time_ns():x}"
@@ -76,6 +79,7 @@ class GatedRequest:
     _unique_received_at = 0.0
     _unique_connection = 0
     _unique_earlier: Any = None
+    _unique_acknowledgement: Acknowledgement | None = None
     #: Why it does not run, for monitors.
     _unique_dropped_as = ""
 
@@ -161,6 +165,8 @@ class GatedRequest:
         """Whether the broker has, or may have, delivered this message again."""
         if self.delivery_info.get("redelivered"):
             return True
+        if self._unique_acknowledgement is not None and self._unique_acknowledgement.failed:
+            return True
         held_ms = (time.monotonic() - self._unique_received_at) * 1000
         if held_ms > self._runtime.holding.leases.visibility_ms * NEARLY:
             return True
@@ -217,9 +223,25 @@ class GatedRequest:
         self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
             super()._announce_revoked(reason, False, None, False)  # type: ignore[misc]
-        # After the acknowledgement: until then the message can come back.
+        self._once_acknowledged(self._forget_mark)
+
+    def _forget_mark(self) -> None:
         if self.unique_lock is not None and not self._may_exist_twice():
             self._runtime.holding.dropped(self.unique_lock, self.name)
+
+    def _notice_acknowledgement(self) -> None:
+        """To be called before Celery is asked for it. Of one that is sent before the body
+        runs nobody has to hear: it is over when the body is."""
+        late = not self.unique_started or self.task.acks_late
+        if late and self.unique_lock is not None and not self.acknowledged:
+            self._unique_acknowledgement = Acknowledgement(self._message)
+
+    def _once_acknowledged(self, act: Callable[[], None]) -> None:
+        """Until then the message can come back."""
+        if self._unique_acknowledgement is None:
+            act()
+        else:
+            self._unique_acknowledgement.then(act)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
         if self.unique_lock is not None:

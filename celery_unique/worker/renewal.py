@@ -118,11 +118,18 @@ class Renewer:
         return Held(lock.key, lock.task_id, lock.delivery, lease_ms, leases.run_ms)
 
     def _renew_forgotten(self) -> None:
-        """A stopping worker forgets what its pool has not taken, and still has the messages
-        until it ends. Only then: after a lost connection they are another's to run."""
-        on_the_way = self._runtime.holding.on_the_way()
-        if on_the_way and (self._is_stopping or self._worker.blueprint.state != RUN):
-            self._runtime.holding.store.renew(on_the_way)
+        """Messages that this worker still has, and Celery does not count any more.
+
+        Those of ended tasks, whose acknowledgement waits for the event loop. In a stopping
+        worker also those that its pool has not taken; only then, since after a lost
+        connection they are another's to run.
+        """
+        holding = self._runtime.holding
+        forgotten = holding.unacknowledged()
+        if self._is_stopping or self._worker.blueprint.state != RUN:
+            forgotten += holding.on_the_way()
+        if forgotten:
+            holding.store.renew(forgotten)
 
     def _look_at_ends(self) -> None:
         locks = [getattr(request, "unique_lock", None) for request in held_requests(self._worker)]

@@ -49,6 +49,7 @@ class UniqueRequestMixin(GatedRequest):
         if self._is_taken_over():
             self._leave_message()
         else:
+            self._notice_acknowledgement()
             super().acknowledge()  # type: ignore[misc]
         self._settle_late()
         self._note_copies()
@@ -82,6 +83,7 @@ class UniqueRequestMixin(GatedRequest):
 
     def reject(self, requeue: bool = False) -> None:
         self._unique_requeued = self._unique_requeued or requeue
+        self._notice_acknowledgement()
         super().reject(requeue=requeue)  # type: ignore[misc]
         if requeue:
             return
@@ -100,7 +102,7 @@ class UniqueRequestMixin(GatedRequest):
                 self._give_back()
                 self._unique_followed = False  # its result is stored: whoever looks shares it
             if not self._unique_followed:
-                self._settle()
+                self._settle_once_acknowledged()
 
     def _was_skipped(self) -> bool:
         """Whether Celery acknowledges a redelivered task without running its body, since
@@ -114,6 +116,14 @@ class UniqueRequestMixin(GatedRequest):
             and self._may_exist_twice()
             and self._runtime.holding.is_still_active(lock)
         )
+
+    def _settle_once_acknowledged(self) -> None:
+        # If the message may come back in any case, the mark that this leaves drops it.
+        if self.unique_lock is not None and not self._may_exist_twice():
+            self._runtime.holding.waits_for_acknowledgement(self.unique_lock)
+            self._once_acknowledged(self._settle)
+        else:
+            self._settle()
 
     def _settle(self) -> None:
         if self.unique_lock is not None:
@@ -220,10 +230,10 @@ class UniqueRequestMixin(GatedRequest):
         self._unique_unsettled = False
         lock = self.unique_lock
         if not self._unique_followed or lock is None:
-            self._settle()
+            self._settle_once_acknowledged()
             return
         self._unique_followed = False
-        runtime, settle = self._runtime, self._settle
+        runtime, settle = self._runtime, self._settle_once_acknowledged
         runtime.in_background(lambda: end_with_followers(runtime, lock, self.name, outcome, settle))
 
     def _let_go(self) -> None:

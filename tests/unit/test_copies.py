@@ -29,6 +29,7 @@ def held_for(seconds: float) -> Any:
     return SimpleNamespace(
         delivery_info={},
         unique_consumer=None,
+        _unique_acknowledgement=None,
         _unique_received_at=time.monotonic() - seconds,
         _runtime=SimpleNamespace(holding=SimpleNamespace(leases=LEASES)),
     )
@@ -40,6 +41,15 @@ def test_a_message_held_for_nearly_the_visibility_timeout_may_exist_twice(
 ) -> None:
     """Its acknowledgement is on the way while Redis gives it to another worker."""
     assert UniqueRequestMixin._may_exist_twice(held_for(seconds)) is expected
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_message_whose_acknowledgement_failed_exists_twice(failed: bool) -> None:
+    """Celery logs the error, and does not acknowledge it again."""
+    request = held_for(1.0)
+    request._unique_acknowledgement = SimpleNamespace(failed=failed)
+
+    assert UniqueRequestMixin._may_exist_twice(request) is failed
 
 
 # -- a worker that begins to stop -------------------------------------------------------

@@ -8,9 +8,11 @@ from typing import Any
 
 from celery_unique import signals
 
+from .dying import die_in_time
 from .faults import make_app
 
 app = make_app(**json.loads(os.environ["FAULTS_APP"]))
+die_in_time(app)
 
 _keep_alive: list[Any] = []
 

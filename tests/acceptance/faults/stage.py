@@ -41,7 +41,12 @@ class FaultStage(Stage):
         self._directory = directory
 
     def start_worker(
-        self, *, wait: bool = True, settings: dict[str, Any] | None = None, **options: Any
+        self,
+        *,
+        wait: bool = True,
+        settings: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        **options: Any,
     ) -> Worker:
         """``settings`` differ from those of the calling app: a way of its own to a server."""
         number = next(_numbers)
@@ -49,7 +54,7 @@ class FaultStage(Stage):
         worker = Worker(
             "tests.acceptance.apps.faults_worker",
             log_path=self._directory / f"worker{number}.log",
-            env={"FAULTS_APP": json.dumps({**self.settings, **(settings or {})})},
+            env={"FAULTS_APP": json.dumps({**self.settings, **(settings or {})}), **(env or {})},
             name=f"faults{number}",
             **options,
         )

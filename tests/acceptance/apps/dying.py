@@ -1,0 +1,40 @@
+"""A worker that dies, all of it at once, between two steps at the end of a task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from celery import Celery, states
+
+from celery_unique.holding import Holding
+
+#: Before which step it dies.
+DIES_BEFORE = "FAULTS_DIES_BEFORE"
+RESULT = "result"
+SETTLING = "settling"
+
+
+def die_in_time(app: Celery) -> None:
+    """Where the environment asks for it."""
+    step = os.environ.get(DIES_BEFORE)
+    if step == RESULT:
+        _die_before_the_result(type(app.backend))
+    elif step == SETTLING:
+        Holding.settle = _die  # type: ignore[method-assign]
+
+
+def _die_before_the_result(backend: Any) -> None:
+    store_result = backend.store_result
+
+    def die_or_store(self: Any, task_id: str, result: Any, state: str, **options: Any) -> Any:
+        if state == states.SUCCESS:
+            _die()
+        return store_result(self, task_id, result, state, **options)
+
+    backend.store_result = die_or_store
+
+
+def _die(*_: Any, **__: Any) -> None:
+    os.killpg(os.getpgid(0), signal.SIGKILL)
