@@ -15,6 +15,7 @@ from .policy import UniquePolicy
 #: Where the options of the decorator are kept on a task's class: Celery writes
 #: annotations over the attributes of the same names.
 OWN_OPTIONS = "_celery_unique_options"
+_LEFT_ALONE = "_celery_unique_left_alone"
 _PREFIXES = ("unique", "idempotency_", "identity_strategy")
 
 
@@ -63,13 +64,20 @@ def signature_of(task: Any) -> inspect.Signature | None:
 def layers_of(task: Any) -> list[dict[str, Any]]:
     """What the task says itself, then what annotations say of it."""
     leaf = type(task)
+    if _LEFT_ALONE in leaf.__dict__:
+        return []
     own = leaf.__dict__.get(OWN_OPTIONS)
-    inherited = _static_options(leaf.__mro__[1:])
     attributes = _static_options(leaf.__mro__[:1])
     if own is None:  # bound before the app was installed: told apart no more
-        return [{**inherited, **attributes}]
+        return [{**_static_options(leaf.__mro__[1:]), **attributes}]
     annotations = {name: value for name, value in attributes.items() if name not in own}
-    return [{**inherited, **own}, annotations]
+    return [_said_by(leaf), annotations]
+
+
+def _said_by(leaf: type) -> dict[str, Any]:
+    own = leaf.__dict__.get(OWN_OPTIONS, {})
+    check_names(own, "task")
+    return {**_static_options(leaf.__mro__[1:]), **own}
 
 
 def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
@@ -86,18 +94,16 @@ def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
     return said
 
 
-def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of this library among those of ``@app.task``."""
-    ours = {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
-    check_names(ours, "task")
-    return ours
+def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this library among those of ``@app.task``, right or wrong."""
+    return {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
 
 
 def remember_options(cls: type) -> None:
     """Keep what a task's class says before annotations are written over it."""
     if OWN_OPTIONS not in cls.__dict__:
         said = {name: _plain(value) for name, value in vars(cls).items() if value is not None}
-        setattr(cls, OWN_OPTIONS, own_options(said))
+        setattr(cls, OWN_OPTIONS, options_among(said))
 
 
 def _plain(value: Any) -> Any:
@@ -106,7 +112,25 @@ def _plain(value: Any) -> Any:
 
 def check_definition(task: Any) -> None:
     """Fail where the task is defined, not at its first call."""
-    policy = PolicyLayers(layers_of(task)).policy
+    _check_layers(task, layers_of(task))
+
+
+def is_wrong_by_itself(task: Any) -> bool:
+    """Whether the task's own options are wrong, whatever annotations say."""
+    try:
+        _check_layers(task, [_said_by(type(task))])
+    except InvalidPolicy:
+        return True
+    return False
+
+
+def leave_alone(task: Any) -> None:
+    """Take nothing that the task says for an option: it is not meant for this library."""
+    setattr(type(task), _LEFT_ALONE, True)
+
+
+def _check_layers(task: Any, layers: list[dict[str, Any]]) -> None:
+    policy = PolicyLayers(layers).policy
     if policy is not None:
         check_policy(task.name, policy, signature_of(task))
 

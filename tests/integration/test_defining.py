@@ -1,0 +1,235 @@
+"""A task whose policy is wrong is refused, and the tasks beside it are as unique as ever."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+from celery import Celery, Task, _state, shared_task
+
+import celery_unique
+from celery_unique import InvalidPolicy, UniqueTask, lookup
+from tests.integration.apps import make_app, messages, plain_app, working
+
+
+def outcomes_by_name(app: Celery, name: str, times: int = 2) -> list[str]:
+    return [app.send_task(name, kwargs={"shop_id": 7}).outcome for _ in range(times)]
+
+
+def with_one_bad_task(app: Celery) -> tuple[Any, Any]:
+    """Two tasks, the first with an option that has no effect, which only shows when all of the
+    app's configuration is known."""
+
+    @app.task(name="shop.bad", unique_for=60, shared=False)
+    def bad(shop_id: int) -> None: ...
+
+    @app.task(name="shop.good", unique=True, shared=False)
+    def good(shop_id: int) -> None: ...
+
+    return bad, good
+
+
+# -- the tasks beside a wrong one ------------------------------------------------------------
+
+
+def test_calls_by_name_are_unique_although_another_task_was_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app("memory://")
+    with_one_bad_task(app)
+
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
+    assert "shop.bad cannot be called: unique_for=60 has no effect" in caplog.text
+
+
+def test_calls_by_name_are_unique_after_finalizing_has_raised() -> None:
+    app = make_app("memory://")
+    with_one_bad_task(app)
+
+    with pytest.raises(InvalidPolicy):
+        app.finalize()
+
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
+
+
+def test_a_lock_can_be_looked_up_although_another_task_was_refused() -> None:
+    app = make_app("memory://")
+    _, good = with_one_bad_task(app)
+
+    assert lookup(good, (7,)) is None
+
+
+def test_a_shared_task_is_unique_although_another_one_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_state, "_apps", WeakSet())  # the apps of other tests would refuse it
+
+    for number in range(10):  # Celery makes them in no order
+
+        @shared_task(name=f"shared.bad_{number}", unique_for=60)
+        def bad(shop_id: int) -> None: ...
+
+        @shared_task(name=f"shared.good_{number}", unique=True)
+        def good(shop_id: int) -> None: ...
+
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy):
+        app.finalize()
+    for number in range(10):
+        assert outcomes_by_name(app, f"shared.good_{number}") == ["created", "deduplicated"]
+    assert "celery.group" in app.tasks
+
+
+@pytest.mark.parametrize("call", ["by name", "by task", "eager"])
+def test_every_call_of_a_refused_task_raises(call: str) -> None:
+    app = make_app("memory://")
+    bad, _ = with_one_bad_task(app)
+    ways = {
+        "by name": lambda: app.send_task("shop.bad", kwargs={"shop_id": 7}),
+        "by task": lambda: bad.delay(7),
+        "eager": lambda: bad.apply((7,)),
+    }
+
+    for _ in range(3):
+        with pytest.raises(InvalidPolicy, match="unique_for=60 has no effect"):
+            ways[call]()
+    assert messages(app) == []
+
+
+def test_a_worker_does_not_start_with_a_refused_task() -> None:
+    app = make_app("memory://")
+    with_one_bad_task(app)
+    outcomes_by_name(app, "shop.good")  # has made the tasks, and gone on
+
+    with pytest.raises(InvalidPolicy, match="unique_for=60 has no effect"), working(app):
+        pass
+
+
+def test_the_base_class_alone_keeps_the_tasks_after_a_refused_one() -> None:
+    app = plain_app()
+
+    @app.task(name="shop.first", base=UniqueTask, unique=True, shared=False)
+    def first(shop_id: int) -> None: ...
+
+    with_one_bad_task(app)
+
+    assert app.tasks["shop.first"].delay(7).outcome == "created"
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
+    with pytest.raises(InvalidPolicy):
+        app.send_task("shop.bad", kwargs={"shop_id": 7})
+
+
+# -- making the tasks fails for another reason -------------------------------------------------
+
+
+def test_tasks_are_made_again_after_something_else_has_failed() -> None:
+    app = make_app("memory://")
+    fails = [True]
+
+    class Failing(Task):
+        @classmethod
+        def on_bound(cls, app: Any) -> None:
+            if fails:
+                raise ConnectionError("a base class that looks something up")
+
+    @app.task(name="shop.failing", base=Failing, shared=False)
+    def failing(shop_id: int) -> None: ...
+
+    @app.task(name="shop.good", unique=True, shared=False)
+    def good(shop_id: int) -> None: ...
+
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            app.send_task("shop.good", kwargs={"shop_id": 7})
+    fails.clear()
+
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
+    assert messages(app)[0].task == "shop.good"
+
+
+def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks() -> None:
+    app = make_app("memory://")
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Task):
+        @classmethod
+        def on_bound(cls, app: Any) -> None:
+            begun.set()
+            go_on.wait(10)
+
+    @app.task(name="shop.slow", base=Slow, shared=False)
+    def slow(shop_id: int) -> None: ...
+
+    @app.task(name="shop.good", unique=True, shared=False)
+    def good(shop_id: int) -> None: ...
+
+    outcomes: list[str] = []
+    making = threading.Thread(target=app.finalize)
+    calling = threading.Thread(target=lambda: outcomes.extend(outcomes_by_name(app, "shop.good")))
+    making.start()
+    assert begun.wait(10)
+    calling.start()
+    calling.join(0.05)  # it cannot go on: what is shown is that it does not
+    go_on.set()
+    making.join(10)
+    calling.join(10)
+
+    assert outcomes == ["created", "deduplicated"]
+
+
+# -- tasks of other apps -------------------------------------------------------------------------
+
+
+def test_a_task_of_another_app_with_options_like_ours_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other, app = plain_app(), make_app("memory://")
+
+    @other.task(name="other.single", unique_on=["shop_id"], unique_ness="much")
+    def single(shop_id: int) -> None: ...
+
+    @app.task(name="shop.good", unique=True)
+    def good(shop_id: int) -> None: ...
+
+    app.finalize()
+
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
+    assert outcomes_by_name(app, "other.single") == ["bypassed", "bypassed"]
+    (line,) = [each for each in caplog.records if "other.single" in each.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "is not unique in this app" in line.getMessage()
+    assert app.tasks["other.single"].apply_async((7,), unique=True).outcome == "created"
+
+
+def test_a_wrong_annotation_of_a_task_of_another_app_is_refused() -> None:
+    other = plain_app()
+    app = make_app(
+        "memory://", task_annotations={"other.count": {"unique": True, "unique_on": "shelf"}}
+    )
+
+    @other.task(name="other.count")
+    def count(shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy, match="no argument 'shelf'"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("made", ["not yet", "before installing"])
+def test_a_wrong_task_of_the_app_itself_is_refused_when_it_was_defined_before_installing(
+    made: str,
+) -> None:
+    app = plain_app()
+
+    @app.task(name="shop.bad", unique_for=60)
+    def bad(shop_id: int) -> None: ...
+
+    if made == "before installing":
+        assert bad.name == "shop.bad"
+    celery_unique.install(app, store_url="memory://")
+
+    with pytest.raises(InvalidPolicy):
+        app.finalize()
