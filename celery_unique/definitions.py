@@ -1,20 +1,24 @@
 """What happens while the tasks of an app are defined: their policies are checked.
 
 Celery makes most tasks late, and all of them together (``finalize``) with the first use of one.
+What the decorator tells alone is checked there, and the rest when the task is made.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery, _state
+from celery import Celery, Task, _state
 
 from .exceptions import CeleryUniqueError
+from .options import check_names
 from .runtime import Runtime
 from .task import adopt
 from .task_policies import (
     OWN_OPTIONS,
+    check_decorator,
     check_definition,
     is_wrong_by_itself,
     leave_alone,
@@ -32,6 +36,7 @@ class Definitions:
     def __init__(self, runtime: Runtime, app: Any) -> None:
         self._runtime = runtime
         self._app = app
+        self._task = app.task
         self._task_from_fun = app._task_from_fun
         self._register_task = app.register_task
         self._finalize = app.finalize
@@ -44,6 +49,7 @@ class Definitions:
 
     def watch(self) -> None:
         app = self._app
+        app.task = self.task
         app._task_from_fun = self.task_from_fun
         app.register_task = self.register_task
         app.finalize = self.finalize
@@ -56,6 +62,21 @@ class Definitions:
             app.on_after_finalize.connect(self._end_making_all)
 
     # -- in place of the app's methods -----------------------------------------------------
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        """``@app.task`` and ``@app.task(...)``, as Celery has them."""
+        if args:
+            if callable(args[0]):
+                self._check_decorator(args[0], options)
+            return self._task(*args, **options)
+        check_names(options_among(options), "task")
+        decorate = self._task(**options)
+
+        def checked(fun: Any) -> Any:
+            self._check_decorator(fun, options)
+            return decorate(fun)
+
+        return checked
 
     def task_from_fun(self, fun: Any, *args: Any, **options: Any) -> Any:
         options = {**options, OWN_OPTIONS: options_among(options)}
@@ -116,6 +137,19 @@ class Definitions:
     def _end_making_all(self, **_: Any) -> None:
         self._making_all = False
         self._own_names, self._own_functions = set(), []
+
+    # -- at the decorator -------------------------------------------------------------------
+
+    def _check_decorator(self, fun: Any, options: Mapping[str, Any]) -> None:
+        name = options.get("name") or self._app.gen_task_name(fun.__name__, fun.__module__)
+        if not name.startswith("celery."):
+            check_decorator(name, fun, options, options.get("base") or self._base_class())
+
+    def _base_class(self) -> type:
+        """What tasks of the app are based on, as far as that is settled: asking the app for it
+        would import it now, and settle it."""
+        base = self._app.__dict__.get("Task", self._app.task_cls)
+        return base if isinstance(base, type) else Task
 
     # -- one task -------------------------------------------------------------------------------
 

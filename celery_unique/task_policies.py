@@ -16,6 +16,8 @@ from .policy import UniquePolicy
 #: annotations over the attributes of the same names.
 OWN_OPTIONS = "_celery_unique_options"
 _LEFT_ALONE = "_celery_unique_left_alone"
+#: What annotations and the app's defaults may still say, for the better of any decorator.
+_STILL_TO_COME = {"unique": True, "unique_on_conflict": "replace", "unique_meta": "any"}
 _PREFIXES = ("unique", "idempotency_", "identity_strategy")
 
 
@@ -113,6 +115,24 @@ def _plain(value: Any) -> Any:
 def check_definition(task: Any) -> None:
     """Fail where the task is defined, not at its first call."""
     _check_layers(task, layers_of(task))
+
+
+def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
+    """Refuse what is wrong whatever annotations and the app's defaults say."""
+    said = options_among(options)
+    check_names(said, "task")
+    policy = PolicyLayers([{**_static_options(base.__mro__), **said}, _STILL_TO_COME]).policy
+    if policy is not None and policy.argument_names:
+        check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
+
+
+def _signature_of_function(fun: Any, bind: bool) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):  # as above
+        return None
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:]) if bind else signature
 
 
 def is_wrong_by_itself(task: Any) -> bool:

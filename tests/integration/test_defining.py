@@ -32,6 +32,162 @@ def with_one_bad_task(app: Celery) -> tuple[Any, Any]:
     return bad, good
 
 
+# -- at the decorator --------------------------------------------------------------------------
+
+WRONG: dict[str, dict[str, Any]] = {
+    "unknown option": {"unique": True, "unique_fro": 60},
+    "option of a call": {"unique": True, "idempotency_key": "k"},
+    "unknown argument": {"unique": True, "unique_on": "shop"},
+    "unknown argument in a key": {"unique": True, "unique_key": "{shop}"},
+    "unknown value": {"unique": True, "unique_states": "until_dawn"},
+    "unknown value, not unique": {"unique_states": "until_dawn"},
+    "not a policy": {"unique": "yes"},
+    "document": {"unique": {"keys": ["typ"]}},
+    "clash": {"unique": True, "unique_on": "shop_id", "unique_key": "{shop_id}"},
+    "clash with a strategy": {
+        "unique": True,
+        "unique_max_wait": 60,
+        "unique_on_conflict": "ignore",
+    },
+}
+#: Right or wrong by what annotations and the app's defaults say.
+OPEN: dict[str, dict[str, Any]] = {
+    "unique by annotation": {"unique_for": 60},
+    "strategy by annotation": {"unique": True, "unique_max_wait": 60},
+    "headers by annotation": {"unique": True, "unique_by": ["type", "meta"]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_policy_is_refused_at_the_decorator(wrong: str) -> None:
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy):
+
+        @app.task(name="shop.bad", **WRONG[wrong])
+        def bad(shop_id: int) -> None: ...
+
+    app.finalize()
+    assert "shop.bad" not in app.tasks
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_policy_is_refused_by_an_app_that_is_in_use(wrong: str) -> None:
+    app = make_app("memory://")
+    app.finalize()
+
+    with pytest.raises(InvalidPolicy):
+
+        @app.task(name="shop.bad", **WRONG[wrong])
+        def bad(shop_id: int) -> None: ...
+
+    assert "shop.bad" not in app.tasks
+
+
+@pytest.mark.parametrize("undecided", OPEN)
+def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided: str) -> None:
+    app = make_app("memory://")
+
+    @app.task(name="shop.bad", **OPEN[undecided])
+    def bad(shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy):
+        app.finalize()
+
+
+@pytest.mark.parametrize("undecided", OPEN)
+def test_annotations_can_complete_what_the_decorator_says(undecided: str) -> None:
+    said = {"unique": True, "unique_on_conflict": "replace", "unique_meta": ["tenant"]}
+    app = make_app("memory://", task_annotations={"shop.rebuild": said})
+
+    @app.task(name="shop.rebuild", **OPEN[undecided])
+    def rebuild(shop_id: int) -> None: ...
+
+    assert rebuild.apply_async((7,), headers={"tenant": "a"}).outcome == "created"
+
+
+def test_a_wrong_base_class_is_refused_at_the_decorator() -> None:
+    app = make_app("memory://")
+
+    class OncePerShop(Task):
+        abstract = True
+        unique = True
+        unique_on = "shop_id"
+
+    @app.task(base=OncePerShop)
+    def rebuild(shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy, match="no argument 'shop_id'"):
+
+        @app.task(base=OncePerShop)
+        def count(shelf: int) -> None: ...
+
+
+def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
+    class OncePerShop(Task):
+        abstract = True
+        unique = True
+        unique_on = "shop_id"
+
+    app = make_app("memory://")
+    app.task_cls = OncePerShop
+
+    with pytest.raises(InvalidPolicy, match="no argument 'shop_id'"):
+
+        @app.task
+        def count(shelf: int) -> None: ...
+
+
+def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
+    app = make_app("memory://")
+
+    @app.task(bind=True, unique=True, unique_on="shop_id")
+    def rebuild(self: Any, shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy, match="no argument 'self'"):
+
+        @app.task(bind=True, unique=True, unique_on="self")
+        def count(self: Any, shop_id: int) -> None: ...
+
+
+def test_models_do_not_hide_the_arguments_from_the_decorator() -> None:
+    app = make_app("memory://")
+
+    @app.task(pydantic=True, unique=True, unique_on="shop_id")
+    def rebuild(shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy, match="no argument 'shop'"):
+
+        @app.task(pydantic=True, bind=True, unique=True, unique_on="shop")
+        def count(self: Any, shop_id: int) -> None: ...
+
+
+def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_state, "_apps", WeakSet())
+
+    @shared_task(name="shared.bad", unique=True, unique_on="shop")
+    def bad(shop_id: int) -> None: ...
+
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy, match="no argument 'shop'"):
+        app.finalize()
+
+
+def test_the_decorator_does_not_settle_the_base_class_of_the_app() -> None:
+    app = make_app("memory://")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    class Marked(Task):
+        mark = "later"
+
+    app.task_cls = Marked
+
+    assert rebuild.mark == "later"
+
+
 # -- the tasks beside a wrong one ------------------------------------------------------------
 
 

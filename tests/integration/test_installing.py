@@ -290,10 +290,12 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_option_fails_when_the_task_is_made(name: str) -> None:
-    app = make_app("memory://")
+    app = plain_app()
 
     @app.task(name="shop.rebuild", **WRONG[name])
     def rebuild(shop_id: int) -> None: ...
+
+    celery_unique.install(app, store_url="memory://")
 
     with pytest.raises(InvalidPolicy):
         app.finalize()
