@@ -156,11 +156,17 @@ class Definitions:
     def _checked(self, task: Any, fun: Any = None) -> Any:
         if not task.name.startswith("celery."):
             try:
-                check_definition(task)
+                check_definition(task, self._defaults())
             except CeleryUniqueError as error:
                 self._refuse(task, fun, error)
             adopt(self._runtime, task)
         return task
+
+    def _defaults(self) -> Mapping[str, Any]:
+        try:
+            return self._runtime.settings.app_defaults
+        except CeleryUniqueError:  # a wrong setting is told by the first call, or by a worker
+            return {}
 
     def _refuse(self, task: Any, fun: Any, error: CeleryUniqueError) -> None:
         if not self._making_all:

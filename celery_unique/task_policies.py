@@ -112,9 +112,9 @@ def _plain(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod) else value
 
 
-def check_definition(task: Any) -> None:
+def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
     """Fail where the task is defined, not at its first call."""
-    _check_layers(task, layers_of(task))
+    _check_layers(task, layers_of(task), defaults)
 
 
 def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
@@ -149,8 +149,10 @@ def leave_alone(task: Any) -> None:
     setattr(type(task), _LEFT_ALONE, True)
 
 
-def _check_layers(task: Any, layers: list[dict[str, Any]]) -> None:
-    policy = PolicyLayers(layers).policy
+def _check_layers(
+    task: Any, layers: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None
+) -> None:
+    policy = PolicyLayers(layers, defaults=defaults).policy
     if policy is not None:
         check_policy(task.name, policy, signature_of(task))
 

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, Task, _state, shared_task
 
 import celery_unique
-from celery_unique import InvalidPolicy, UniqueTask, lookup
+from celery_unique import ConfigurationError, InvalidPolicy, UniqueTask, lookup
 from tests.integration.apps import make_app, messages, plain_app, working
 
 
@@ -104,6 +104,29 @@ def test_annotations_can_complete_what_the_decorator_says(undecided: str) -> Non
     def rebuild(shop_id: int) -> None: ...
 
     assert rebuild.apply_async((7,), headers={"tenant": "a"}).outcome == "created"
+
+
+@pytest.mark.parametrize("made", ["late", "at once"])
+def test_a_default_of_the_app_can_complete_what_the_decorator_says(made: str) -> None:
+    app = make_app("memory://", unique_default_on_conflict="replace")
+    if made == "at once":
+        app.finalize()
+
+    @app.task(name="shop.rebuild", unique=True, unique_max_wait=60)
+    def rebuild(shop_id: int) -> None: ...
+
+    assert [rebuild.delay(7).outcome for _ in range(2)] == ["created", "replaced"]
+
+
+def test_wrong_settings_are_not_told_by_the_definition_of_a_task() -> None:
+    app = make_app("memory://", unique_default_for="sometimes")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    app.finalize()
+    with pytest.raises(ConfigurationError):
+        rebuild.delay(7)
 
 
 def test_a_wrong_base_class_is_refused_at_the_decorator() -> None:
