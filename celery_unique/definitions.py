@@ -7,10 +7,11 @@ What the decorator tells alone is checked there, and the rest when the task is m
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery, Task, _state
+from celery.app.annotations import resolve_all
 
 from .exceptions import CeleryUniqueError
 from .options import check_names
@@ -20,9 +21,11 @@ from .task_policies import (
     OWN_OPTIONS,
     check_decorator,
     check_definition,
+    class_of,
     is_wrong_by_itself,
     leave_alone,
     options_among,
+    recover_options,
     remember_options,
 )
 
@@ -56,10 +59,32 @@ class Definitions:
         # Tasks that are defined and not made yet remember how they would have been made.
         for promise in app._pending:
             object.__setattr__(promise, "_Proxy__local", self.task_from_fun)
+        for name, task in list(app._tasks.items()):
+            if not name.startswith("celery."):
+                self._learn_late(task)
+                adopt(self._runtime, task)
         # The base class installs when it is bound: that may be while Celery makes all tasks.
         if app.finalized and app._finalize_mutex._is_owned():
             self._begin_making_all()
             app.on_after_finalize.connect(self._end_making_all)
+
+    def _learn_late(self, task: Any) -> None:
+        """What a task says that was made before the app was installed."""
+        cls = class_of(task)
+        if OWN_OPTIONS in cls.__dict__:
+            return
+        if not cls.__dict__.get("__bound__"):
+            remember_options(cls)
+            return
+        annotated = {name for each in resolve_all(self._app.annotations, cls) for name in each}
+        lost = recover_options(cls, annotated, _decorator_options(_function_behind(cls)))
+        if lost:
+            logger.warning(
+                "%s was used before install(app): its own %s, if it has them, are not known any "
+                "more, and those of task_annotations count",
+                task.name,
+                ", ".join(lost),
+            )
 
     # -- in place of the app's methods -----------------------------------------------------
 
@@ -198,14 +223,31 @@ def _function_of(promise: Any) -> Any:
         return None
 
 
-def _is_shared_by_an_app(fun: Any) -> bool:
-    """Whether an app's decorator made ``fun`` a task, and not ``shared_task``.
+def _function_behind(cls: type) -> Any:
+    """What the class of a task was made of; None for one that its author has written."""
+    made_of = cls.__dict__.get("_decorated_fun", cls.__dict__.get("__wrapped__"))
+    return made_of.__func__ if isinstance(made_of, staticmethod) else made_of
 
-    Celery keeps a function for each of them that makes it in every other app. Which of the two
-    it comes from, its module tells.
+
+def _is_shared_by_an_app(fun: Any) -> bool:
+    """Whether an app's decorator made ``fun`` a task, and not ``shared_task``."""
+    return any(maker.__module__ == Celery.__module__ for maker, _ in _makers_of(fun))
+
+
+def _decorator_options(fun: Any) -> Mapping[str, Any] | None:
+    """What the decorator of ``fun`` was given; None where Celery has forgotten it."""
+    for _, kept in _makers_of(fun):
+        return next((each for each in kept if isinstance(each, dict)), None)
+    return None
+
+
+def _makers_of(fun: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """The functions that make ``fun`` a task in every app, and what each of them holds.
+
+    Celery keeps one for every task that is shared: those of ``shared_task``, and those of an
+    app's decorator, unless it says ``shared=False``. Its module tells which of the two it is.
     """
-    return any(
-        maker.__module__ == Celery.__module__
-        and any(cell.cell_contents is fun for cell in maker.__closure__ or ())
-        for maker in list(_state._on_app_finalizers)
-    )
+    for maker in list(_state._on_app_finalizers):
+        kept = [cell.cell_contents for cell in getattr(maker, "__closure__", None) or ()]
+        if fun is not None and any(each is fun for each in kept):
+            yield maker, kept

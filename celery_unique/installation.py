@@ -68,8 +68,6 @@ class UniqueFixup:
             app.control_cls = CONTROL
             app.__dict__.pop("control", None)
         Definitions(self.runtime, app).watch()
-        for task in list(app._tasks.values()):
-            adopt(self.runtime, task)
         # A name for each: up to 5.6, Celery takes the methods of two apps for one receiver.
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())

@@ -11,7 +11,7 @@ from celery.app.task import Context
 
 from .eager import around_apply
 from .runtime import Runtime
-from .task_policies import remember_options
+from .task_policies import IN_FRONT, remember_options
 from .worker.body import around_body
 
 if TYPE_CHECKING:
@@ -97,5 +97,10 @@ def _wrap_call(runtime: Runtime, task: Any) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return body(*args, **kwargs)
 
-    namespace = {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    namespace = {
+        "__call__": __call__,
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        IN_FRONT: True,
+    }
     task.__class__ = type(cls.__name__, (cls,), namespace)

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, Task, _state, shared_task
 
 import celery_unique
-from celery_unique import ConfigurationError, InvalidPolicy, UniqueTask, lookup
+from celery_unique import ConfigurationError, DuplicateTask, InvalidPolicy, UniqueTask, lookup
 from tests.integration.apps import make_app, messages, plain_app, working
 
 
@@ -412,3 +412,83 @@ def test_a_wrong_task_of_the_app_itself_is_refused_when_it_was_defined_before_in
 
     with pytest.raises(InvalidPolicy):
         app.finalize()
+
+
+# -- annotations are below the task ----------------------------------------------------------
+
+
+class FlaskTask(Task):
+    """As Flask's documentation has it: a ``__call__`` of its own."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+
+ANNOTATED = {"shop.rebuild": {"unique_on_conflict": "reject", "unique_on": "shop_id"}}
+
+
+@pytest.mark.parametrize("base", [Task, FlaskTask, UniqueTask])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
+def test_the_task_wins_over_annotations(base: type, shared: bool) -> None:
+    app = make_app("memory://", task_annotations=ANNOTATED)
+
+    @app.task(
+        name="shop.rebuild", base=base, shared=shared, unique=True, unique_on_conflict="ignore"
+    )
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    assert rebuild.delay(7).outcome == "created"
+    assert rebuild.delay(7, full=True).outcome == "deduplicated"
+
+
+@pytest.mark.parametrize("base", [Task, FlaskTask, UniqueTask])
+def test_the_task_wins_over_annotations_when_it_was_made_before_installing(base: type) -> None:
+    app = plain_app(task_annotations=ANNOTATED)
+
+    @app.task(name="shop.rebuild", base=base, unique=True, unique_on_conflict="ignore")
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    app.finalize()
+    celery_unique.install(app, store_url="memory://")
+
+    assert rebuild.delay(7).outcome == "created"
+    assert rebuild.delay(7, full=True).outcome == "deduplicated"
+
+
+def test_an_annotation_gives_way_to_a_task_that_was_made_before_installing() -> None:
+    app = plain_app(task_annotations={"*": {"unique_on": "shop_id"}})
+
+    @app.task(name="shop.rebuild", shared=False, unique=True, unique_key="{full}")
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    app.finalize()
+    celery_unique.install(app, store_url="memory://")
+
+    assert rebuild.delay(7, full=True).outcome == "created"
+    assert rebuild.delay(8, full=True).outcome == "deduplicated"
+
+
+def test_what_annotations_may_have_written_over_before_installing_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = plain_app(task_annotations=ANNOTATED)
+
+    @app.task(name="shop.rebuild", shared=False, unique=True, unique_on_conflict="ignore")
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    @app.task(name="shop.count", shared=False, unique=True)
+    def count(shop_id: int) -> None: ...
+
+    app.finalize()
+    celery_unique.install(app, store_url="memory://")
+
+    rebuild.delay(7)
+    with pytest.raises(DuplicateTask):
+        rebuild.delay(7)
+    assert count.delay(7).outcome == "created"
+    (line,) = [each for each in caplog.records if "task_annotations" in each.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert "shop.rebuild was used before install(app)" in line.getMessage()
+    assert "unique_on, unique_on_conflict" in line.getMessage()
