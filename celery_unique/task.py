@@ -28,7 +28,8 @@ class UniqueTask(Task):
     """The base class for apps that do not call ``install``.
 
     ``@app.task(base=UniqueTask, unique=True)``, or ``task_cls`` for all tasks of an
-    app. Binding the first of them installs the extension in its app.
+    app. Binding the first of them installs the extension in its app: calls by name that
+    come before that are plain Celery, and need ``install``.
     """
 
     abstract = True
