@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import signals
 
+from .definitions import Definitions
 from .events import with_sent_event
 from .exceptions import CeleryUniqueError, ConfigurationError
 from .publish import hook
@@ -20,7 +21,6 @@ from .results import result_class
 from .runtime import Runtime, make_runtime
 from .settings import check_setting_names
 from .task import adopt
-from .task_policies import OWN_OPTIONS, check_definition, own_options, remember_options
 from .worker.body import connect_body_end
 
 #: Named, not imported: a client that never revokes needs no remote control.
@@ -67,9 +67,7 @@ class UniqueFixup:
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone
             app.control_cls = CONTROL
             app.__dict__.pop("control", None)
-        _watch_definitions(self.runtime, app)
-        for task in list(app._tasks.values()):
-            adopt(self.runtime, task)
+        Definitions(self.runtime, app).watch()
         # A name for each: up to 5.6, Celery takes the methods of two apps for one receiver.
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
@@ -121,37 +119,3 @@ def _has_unique_tasks(runtime: Runtime) -> bool:
         for name, task in runtime.app.tasks.items()
         if not name.startswith("celery.")
     )
-
-
-def _watch_definitions(runtime: Runtime, app: Any) -> None:
-    """See the options of a task before Celery writes annotations over them, and check
-    its policy where it is defined."""
-    task_from_fun, register_task = app._task_from_fun, app.register_task
-
-    def watched_task_from_fun(fun: Any, *args: Any, **options: Any) -> Any:
-        ours = own_options(options)
-        task = task_from_fun(fun, *args, **{**options, OWN_OPTIONS: ours})
-        return _checked(runtime, app, task)
-
-    def watched_register_task(task: Any, **options: Any) -> Any:
-        cls = task if isinstance(task, type) else type(task)
-        if not cls.__dict__.get("__bound__"):
-            remember_options(cls)
-        return _checked(runtime, app, register_task(task, **options))
-
-    app._task_from_fun = watched_task_from_fun
-    app.register_task = watched_register_task
-    # Tasks that are defined and not made yet remember how they would have been made.
-    for promise in app._pending:
-        object.__setattr__(promise, "_Proxy__local", watched_task_from_fun)
-
-
-def _checked(runtime: Runtime, app: Any, task: Any) -> Any:
-    if not task.name.startswith("celery."):
-        try:
-            check_definition(task)
-        except CeleryUniqueError:
-            app._tasks.pop(task.name, None)  # a task that cannot be called is not there
-            raise
-        adopt(runtime, task)
-    return task

@@ -17,7 +17,7 @@ from .identities import with_key
 from .keys import canonical_text, idempotency_identity, identity, key_of
 from .messages import shown, suggestion
 from .policy import UniquePolicy
-from .publish import queue_of
+from .publish import queue_of, registered
 from .runtime import Runtime, runtime_of
 from .stores.record import Record, TaskEntry
 
@@ -181,7 +181,7 @@ def text_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, An
     """The readable text whose digest that key is."""
     name = _name_of(task)
     _check_arguments(args, kwargs)
-    task = runtime.app.tasks.get(name)  # what a module holds is a proxy of it
+    task = registered(runtime.app, name)  # what a module holds is a proxy of it
     policy, signature = _policy_of(runtime, name, {})
     if policy is None and task is None:
         raise InvalidPolicy(
@@ -214,7 +214,7 @@ def text_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, An
 def _policy_of(
     runtime: Runtime, name: str, options: Mapping[str, Any]
 ) -> tuple[UniquePolicy | None, Any]:
-    task = runtime.app.tasks.get(name)
+    task = registered(runtime.app, name)
     return runtime.policies.of(name, task, options, runtime.settings.app_defaults)
 
 

@@ -191,31 +191,50 @@ def check_key(value: object) -> Callable[..., Any] | str | None:
 
 def names_in_format(template: str) -> tuple[str, ...]:
     """Return the names of the arguments that a format string asks for."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise _wrong_format(
+            template,
+            f"is not a format string ({error}): write '{{shop_id}}', and double a brace that is "
+            "meant as text",
+        ) from None
     names: dict[str, None] = {}
-    for replaced in _replacement_fields(template):
-        # '{order.id}' and '{order[id]}' ask for the argument `order`.
-        name = replaced.partition(".")[0].partition("[")[0]
-        if not name.isidentifier():
-            raise InvalidPolicy(
-                f"{label('key')}: {{{replaced}}} in {shown(template)} is not an argument's name: "
-                "write every argument by name, as in '{shop_id}'",
-                field="key",
-            )
-        names[name] = None
+    for _, name, spec, conversion in parts:
+        if name is not None:
+            _check_format_field(template, name, spec or "", conversion)
+            names[name] = None
     return tuple(names)
 
 
-def _replacement_fields(template: str) -> list[str]:
-    try:
-        parsed = list(string.Formatter().parse(template))
-        nested = [part for _, _, spec, _ in parsed if spec for part in _replacement_fields(spec)]
-    except ValueError as error:
-        raise InvalidPolicy(
-            f"{label('key')}: {shown(template)} is not a format string ({error}): "
-            "write '{shop_id}', and double a brace that is meant as text",
-            field="key",
-        ) from None
-    return [name for _, name, _, _ in parsed if name is not None] + nested
+def _check_format_field(template: str, name: str, spec: str, conversion: str | None) -> None:
+    """Names alone: what reaches into an argument, or takes the form of one from another, would
+    be refused by every call (`key_templates`)."""
+    if "{" in spec or "." in name or "[" in name:
+        wrong = _braced(name, f":{spec}" if spec else "")
+        raise _wrong_format(
+            template,
+            f"may hold only names of arguments, such as '{{shop_id}}', and not {wrong}: for "
+            "anything else give a callable that returns the string",
+        )
+    if not name.isidentifier():
+        raise _wrong_format(
+            template,
+            f"has {_braced(name)}, which is not an argument's name: write every argument by name, "
+            "as in '{shop_id}'",
+        )
+    if conversion not in (None, "r", "s", "a"):
+        raise _wrong_format(
+            template, f"has {_braced(name, f'!{conversion}')}: write '!r', '!s' or '!a', or nothing"
+        )
+
+
+def _braced(name: str, more: str = "") -> str:
+    return shown(f"{{{name}{more}}}")
+
+
+def _wrong_format(template: str, wrong: str) -> InvalidPolicy:
+    return InvalidPolicy(f"{label('key')}: {shown(template)} {wrong}", field="key")
 
 
 CHECKS: dict[str, Callable[[object], Any]] = {

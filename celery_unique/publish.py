@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import celery
@@ -86,7 +87,7 @@ def _send(
     ours = take_call_options(options)
     if is_sent_again(options):
         return send_on(runtime, original, name, args, kwargs, options)
-    task = options.get("task_type") or _registered(runtime.app, name)
+    task = options.get("task_type") or registered(runtime.app, name)
     attempt = prepare(runtime, name, task, args, kwargs, ours, options)
     if is_handed_over(runtime, name, attempt.key if attempt else None, options):
         return send_on(runtime, original, name, args, kwargs, options)
@@ -98,15 +99,18 @@ def _send(
     return outgoing.publish()
 
 
-def _registered(app: Any, name: str) -> Any:
+def registered(app: Any, name: str) -> Any:
     """The task of this name, or None where this process has no code of it.
 
     Tasks come to be with the first use of one of them, so a call by name may be the
-    first thing that happens to an app: without its task it would not be unique.
+    first thing that happens to an app: without its task it would not be unique. It may
+    also come while another thread makes them: finalizing again waits for that.
     """
     task = app._tasks.get(name)
-    if task is None and not app.finalized and app.autofinalize:
-        app.finalize(auto=True)
+    if task is None and (app.finalized or app.autofinalize):
+        # A task that is refused was logged, and raises at its own calls.
+        with suppress(CeleryUniqueError):
+            app.finalize(auto=True)
         task = app._tasks.get(name)
     return task
 

@@ -11,7 +11,7 @@ from celery.app.task import Context
 
 from .eager import around_apply
 from .runtime import Runtime
-from .task_policies import remember_options
+from .task_policies import IN_FRONT, remember_options
 from .worker.body import around_body
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class UniqueTask(Task):
     """The base class for apps that do not call ``install``.
 
     ``@app.task(base=UniqueTask, unique=True)``, or ``task_cls`` for all tasks of an
-    app. Binding the first of them installs the extension in its app.
+    app. Binding the first of them installs the extension in its app: calls by name that
+    come before that are plain Celery, and need ``install``.
     """
 
     abstract = True
@@ -97,5 +98,10 @@ def _wrap_call(runtime: Runtime, task: Any) -> None:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return body(*args, **kwargs)
 
-    namespace = {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    namespace = {
+        "__call__": __call__,
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        IN_FRONT: True,
+    }
     task.__class__ = type(cls.__name__, (cls,), namespace)

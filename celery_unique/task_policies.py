@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,11 @@ from .policy import UniquePolicy
 #: Where the options of the decorator are kept on a task's class: Celery writes
 #: annotations over the attributes of the same names.
 OWN_OPTIONS = "_celery_unique_options"
+#: Marks a class that stands in front of the task's own for its ``__call__`` alone.
+IN_FRONT = "_celery_unique_in_front"
+_LEFT_ALONE = "_celery_unique_left_alone"
+#: What annotations and the app's defaults may still say, for the better of any decorator.
+_STILL_TO_COME = {"unique": True, "unique_on_conflict": "replace", "unique_meta": "any"}
 _PREFIXES = ("unique", "idempotency_", "identity_strategy")
 
 
@@ -62,14 +67,27 @@ def signature_of(task: Any) -> inspect.Signature | None:
 
 def layers_of(task: Any) -> list[dict[str, Any]]:
     """What the task says itself, then what annotations say of it."""
-    leaf = type(task)
+    leaf = class_of(task)
+    if _LEFT_ALONE in leaf.__dict__:
+        return []
     own = leaf.__dict__.get(OWN_OPTIONS)
-    inherited = _static_options(leaf.__mro__[1:])
     attributes = _static_options(leaf.__mro__[:1])
-    if own is None:  # bound before the app was installed: told apart no more
-        return [{**inherited, **attributes}]
+    if own is None:  # bound unseen, so they are told apart no more
+        return [{**_static_options(leaf.__mro__[1:]), **attributes}]
     annotations = {name: value for name, value in attributes.items() if name not in own}
-    return [{**inherited, **own}, annotations]
+    return [_said_by(leaf), annotations]
+
+
+def class_of(task: Any) -> type:
+    """The class that Celery has made for the task, or that its author has written."""
+    cls = type(task)
+    return cls.__mro__[1] if IN_FRONT in cls.__dict__ else cls
+
+
+def _said_by(leaf: type) -> dict[str, Any]:
+    own = leaf.__dict__.get(OWN_OPTIONS, {})
+    check_names(own, "task")
+    return {**_static_options(leaf.__mro__[1:]), **own}
 
 
 def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
@@ -86,27 +104,79 @@ def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
     return said
 
 
-def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of this library among those of ``@app.task``."""
-    ours = {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
-    check_names(ours, "task")
-    return ours
+def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this library among those of ``@app.task``, right or wrong."""
+    return {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
 
 
 def remember_options(cls: type) -> None:
     """Keep what a task's class says before annotations are written over it."""
     if OWN_OPTIONS not in cls.__dict__:
         said = {name: _plain(value) for name, value in vars(cls).items() if value is not None}
-        setattr(cls, OWN_OPTIONS, own_options(said))
+        setattr(cls, OWN_OPTIONS, options_among(said))
+
+
+def recover_options(
+    cls: type, annotated: Collection[str], decorator: Mapping[str, Any] | None
+) -> list[str]:
+    """The same for a class over which ``annotated`` has been written already.
+
+    ``decorator`` are all options of the task's decorator, None where they are not known any
+    more. Returns the options of which nobody knows whether the task had said them, too.
+    """
+    said = options_among({name: _plain(value) for name, value in vars(cls).items()})
+    own = {
+        name: value for name, value in said.items() if name not in annotated and value is not None
+    }
+    setattr(cls, OWN_OPTIONS, {**own, **options_among(decorator or {})})
+    return sorted(TASK_OPTIONS.intersection(annotated)) if decorator is None else []
 
 
 def _plain(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod) else value
 
 
-def check_definition(task: Any) -> None:
+def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
     """Fail where the task is defined, not at its first call."""
-    policy = PolicyLayers(layers_of(task)).policy
+    _check_layers(task, layers_of(task), defaults)
+
+
+def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
+    """Refuse what is wrong whatever annotations and the app's defaults say."""
+    said = options_among(options)
+    check_names(said, "task")
+    policy = PolicyLayers([{**_static_options(base.__mro__), **said}, _STILL_TO_COME]).policy
+    if policy is not None and policy.argument_names:
+        check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
+
+
+def _signature_of_function(fun: Any, bind: bool) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):  # as above
+        return None
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:]) if bind else signature
+
+
+def is_wrong_by_itself(task: Any) -> bool:
+    """Whether the task's own options are wrong, whatever annotations say."""
+    try:
+        _check_layers(task, [_said_by(class_of(task))])
+    except InvalidPolicy:
+        return True
+    return False
+
+
+def leave_alone(task: Any) -> None:
+    """Take nothing that the task says for an option: it is not meant for this library."""
+    setattr(class_of(task), _LEFT_ALONE, True)
+
+
+def _check_layers(
+    task: Any, layers: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None
+) -> None:
+    policy = PolicyLayers(layers, defaults=defaults).policy
     if policy is not None:
         check_policy(task.name, policy, signature_of(task))
 

@@ -177,6 +177,18 @@ def test_the_base_class_for_all_tasks_of_an_app_needs_no_install() -> None:
     assert not is_unique(plain)
 
 
+def test_calls_by_name_of_the_base_class_are_unique_from_the_first_one_with_install() -> None:
+    app = plain_app()
+    celery_unique.install(app)
+
+    @app.task(name="shop.rebuild", base=UniqueTask, unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    results = [app.send_task("shop.rebuild", kwargs={"shop_id": 7}) for _ in range(2)]
+
+    assert [each.outcome for each in results] == ["created", "deduplicated"]
+
+
 def test_an_abstract_base_class_hands_its_options_down() -> None:
     app = make_app("memory://")
 
@@ -290,10 +302,12 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_option_fails_when_the_task_is_made(name: str) -> None:
-    app = make_app("memory://")
+    app = plain_app()
 
     @app.task(name="shop.rebuild", **WRONG[name])
     def rebuild(shop_id: int) -> None: ...
+
+    celery_unique.install(app, store_url="memory://")
 
     with pytest.raises(InvalidPolicy):
         app.finalize()

@@ -175,10 +175,7 @@ def test_fields_are_given_by_name_only() -> None:
     [
         ({}, ()),
         ({"args_keys": ["b", "a"]}, ("b", "a")),
-        (
-            {"key": "{order.id}-{lines[0]}:{total:>{width}}-{order!r}"},
-            ("order", "lines", "total", "width"),
-        ),
+        ({"key": "{order}-{day:%Y-%m}:{total:>8}-{order!r}"}, ("order", "day", "total")),
         ({"key": "{{x}}{a}"}, ("a",)),
         ({"key": key_of_shop}, ()),
     ],
@@ -227,7 +224,12 @@ REFUSED = [
     ({"key": "{0}"}, "key", "write every argument by name"),
     ({"key": "{shop id}"}, "key", "write every argument by name"),
     ({"key": "{shop_id"}, "key", "double a brace"),
-    ({"key": "{a:{}}"}, "key", "write every argument by name"),
+    ({"key": "{a:{}}"}, "key", "a callable that returns the string"),
+    ({"key": "{a:{b}}"}, "key", "a callable that returns the string"),
+    ({"key": "{order.id}"}, "key", "a callable that returns the string"),
+    ({"key": "{order[id]}"}, "key", "a callable that returns the string"),
+    ({"key": "{shop_id}-{order.id}"}, "key", "a callable that returns the string"),
+    ({"key": "{a!x}"}, "key", "'!r', '!s' or '!a'"),
     ({"on_conflict": "replace", "max_wait": "soon"}, "max_wait", "ISO 8601"),
     ({"identity_strategy": "callers"}, "identity_strategy", "Use 'strict', 'caller_provided'"),
     (
