@@ -37,14 +37,17 @@ def apply_many(signatures: Iterable[Any]) -> list[Any]:
     A call gets the result that its ``apply_async`` would have returned, duplicates of each
     other included. Where ``apply_async`` would have raised since the key is held, the error
     stands in the place of the result. A canvas is applied as it is. Wrong arguments or options
-    raise before anything is published; a broker or a lock store that fails half-way raises
-    :class:`BatchInterrupted`, whose ``results`` tell which calls were made.
+    raise before anything is published. A broker or a lock store that fails raises its error
+    where no call was made, and half-way :class:`BatchInterrupted`, whose ``results`` tell which
+    calls were.
     """
     items = [_prepare(signature) for signature in signatures]
     try:
         for part in _parts(items):
             _apply(part)
     except Exception as error:
+        if not any(item.done for item in items):
+            raise  # as for one call: nothing was made
         results = [item.result if item.done else None for item in items]
         raise BatchInterrupted(_said(items, error), results=results) from error
     return [item.result for item in items]

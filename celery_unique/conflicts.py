@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from .exceptions import DuplicateTask
 from .facts import CallFacts
+from .policy_fields import REPLACING
 from .stores.base import Acquired, Holder
 from .stores.record import State
 from .values import value
@@ -62,10 +63,13 @@ def resolve(strategy: str, conflict: Conflict) -> CallFacts:
     return STRATEGIES[strategy](conflict)
 
 
-def admitted(key: str, acquired: Acquired) -> CallFacts:
+def admitted(key: str, acquired: Acquired, on_conflict: str, parent: str | None) -> CallFacts:
     """What a call hears whose task was created."""
     if acquired.after:
-        return CallFacts("rerun", bool(acquired.replaced), key)
+        # A replacement comes after a task that waits where that was pushed back for long enough.
+        waits = on_conflict in REPLACING and acquired.after != parent
+        state = State.AVAILABLE if waits else State.ACTIVE
+        return CallFacts("rerun", bool(acquired.replaced), key, str(state))
     return CallFacts("replaced" if acquired.replaced else "created", False, key)
 
 

@@ -233,8 +233,12 @@ class UniqueTaskCoordinator(Telling):
         if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
             # So slow that the grace could end before the message is out.
             self.store.acquire(attempt.key, replace(claim_of(attempt), again=True))
-        outcome = conflicts.admitted(attempt.key, acquired).outcome
+        outcome = self._facts(attempt, acquired).outcome
         return self.header(attempt, attempt.task_id, acquired.now, outcome)
+
+    def _facts(self, attempt: Attempt, acquired: Acquired) -> CallFacts:
+        on_conflict, parent = attempt.policy.on_conflict, attempt.parent_id
+        return conflicts.admitted(attempt.key, acquired, on_conflict, parent)
 
     def _published(
         self,
@@ -245,7 +249,7 @@ class UniqueTaskCoordinator(Telling):
     ) -> Published:
         confirm(attempt, attempt.task_id)
         self._taken_lately.pop(attempt.key, None)
-        facts = conflicts.admitted(attempt.key, acquired)
+        facts = self._facts(attempt, acquired)
         reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)

@@ -145,9 +145,17 @@ class DuplicateTask(CeleryUniqueError):
         reason = f" ({self.reason})" if self.reason else ""
         return (
             f"{self.task_name} was not published: {holder} its unique key{reason}. "
-            "Wait for that task to end, or call with unique_on_conflict='ignore' to get "
-            "its result, or with unique=False to publish anyway"
+            f"{self._cure()} with unique=False to publish anyway"
         )
+
+    def _cure(self) -> str:
+        if self.task_id is None:  # who may not know the holder may not have its result either
+            return "Wait for that task to end, or call"
+        if self.state in ("completed", "discarded", "cancelled"):
+            wait = "Wait until its window or its idempotency key's time has passed"
+        else:
+            wait = "Wait for that task to end"
+        return f"{wait}, or call with unique_on_conflict='ignore' to get its result, or"
 
     def _details(self) -> dict[str, Any]:
         return {

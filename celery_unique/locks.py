@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from .stores.record import Record, TaskEntry
 class Lock:
     """One lock as it stands in the store. Times are aware datetimes in UTC."""
 
-    key: str
+    key: str = field(repr=False)  # derived from arguments: not for logs
     task_name: str
     task_id: str
     state: str
@@ -48,7 +48,11 @@ def lookup(
     idempotency_key: str | None = None,
     app: Any = None,
 ) -> Lock | None:
-    """The lock of a call, or of a key; None if it is free."""
+    """The lock of a call, or of a key; None if nothing is recorded under it.
+
+    A lock whose window has passed while its task still waits or runs is there, too: the next
+    call is admitted beside it.
+    """
     runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
     record, now = runtime.store.read(key)
     return lock_of(key, record, now)

@@ -217,7 +217,7 @@ def test_two_apps_have_each_their_own_batch(local_app: Celery) -> None:
     assert [len(messages(local_app)), len(messages(other))] == [1, 1]
 
 
-@pytest.mark.parametrize("made", [0, 3, 25])
+@pytest.mark.parametrize("made", [1, 3, 25])
 def test_a_broker_that_fails_half_way_leaves_no_lock_without_a_message(
     app: Celery, rebuild: Any, made: int
 ) -> None:
@@ -255,12 +255,21 @@ def test_a_duplicate_of_a_call_that_was_not_made_is_not_made(local_app: Celery) 
 def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_published() -> None:
     app = make_app(NOWHERE)
 
-    with pytest.raises(BatchInterrupted) as caught:
-        apply_many([define(app).s(1)])
+    with pytest.raises(StoreUnavailable):
+        apply_many([define(app).s(1), define(app).s(2)])
 
-    assert isinstance(caught.value.__cause__, StoreUnavailable)
-    assert caught.value.results == [None]
     assert messages(app) == []
+
+
+def test_a_broker_that_takes_no_call_at_all_is_its_own_error_and_leaves_no_lock(
+    local_app: Celery,
+) -> None:
+    rebuild = define(local_app)
+
+    with broker_that_fails_after(local_app, 0), pytest.raises(OperationalError):
+        apply_many([rebuild.s(1), rebuild.s(2)])
+
+    assert locks(local_app) == []
 
 
 def test_by_setting_calls_are_published_without_the_store() -> None:

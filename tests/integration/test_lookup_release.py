@@ -321,3 +321,18 @@ def test_an_app_without_a_store_is_told_what_to_set() -> None:
 
     with pytest.raises(ConfigurationError, match="unique_store_url"):
         lookup(task_of(app), (7,))
+
+
+def test_the_key_of_a_lock_is_not_shown_with_it() -> None:
+    """It is derived from arguments, and whoever logs a lock would log it."""
+    app = make_app("memory://")
+
+    @app.task(name="shop.shown", unique=True)
+    def shown(shop_id: int) -> None: ...
+
+    shown.delay(7)
+    lock = lookup(shown, (7,))
+
+    assert lock is not None
+    assert lock.key.startswith("1:")
+    assert lock.key not in repr(lock)

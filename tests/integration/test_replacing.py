@@ -442,8 +442,8 @@ def test_one_running_plus_one_queued_with_the_newest_arguments(
         assert value_of(third) == 3
         assert value_of(first) == 1
 
-    assert (second.outcome, second.deduplicated) == ("rerun", False)
-    assert (third.outcome, third.deduplicated) == ("rerun", True)
+    assert (second.outcome, second.deduplicated, second.holder_state) == ("rerun", False, "active")
+    assert (third.outcome, third.deduplicated, third.holder_state) == ("rerun", True, "active")
     assert len({first.id, second.id, third.id}) == 3
     assert superseded == [{"sender": "shop.rebuild", "task_id": second.id, "by": third.id}]
     assert state_of(app, second) == ("REVOKED", f"superseded by task {third.id}")
@@ -540,6 +540,7 @@ def test_a_task_that_has_waited_for_max_wait_is_not_replaced_any_more(app: Celer
     later, latest = shop.call(2), shop.call(3)
 
     assert (due.outcome, later.outcome, latest.outcome) == ("replaced", "rerun", "rerun")
+    assert later.holder_state == "available"
     with working(app):
         assert value_of(latest) == 3
     assert shop.ran == [1, 3]

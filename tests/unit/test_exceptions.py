@@ -138,6 +138,19 @@ def test_duplicate_names_the_holder_the_reason_and_the_way_out() -> None:
     )
 
 
+def test_a_duplicate_of_an_ended_holder_is_not_told_to_wait_for_its_end() -> None:
+    message = str(DuplicateTask("shop.rebuild", "holder", "completed"))
+
+    assert "Wait until its window or its idempotency key's time has passed" in message
+    assert "Wait for that task to end" not in message
+
+
+def test_who_may_not_know_the_holder_is_not_told_to_ask_for_its_result() -> None:
+    """Concealed, 'ignore' is the same error."""
+    assert "'ignore'" not in str(DuplicateTask("shop.rebuild"))
+    assert "'ignore'" in str(DuplicateTask("shop.rebuild", "holder", "active"))
+
+
 def test_duplicate_without_a_holder_tells_nothing_of_it() -> None:
     message = str(DuplicateTask(task_name="shop.rebuild", task_id=None, state=None, key=KEY))
 
