@@ -1,8 +1,10 @@
 """Ends a follower under its own id, with the outcome of the task that it follows.
 
 In Celery's own order: callbacks and the next link of its chain are sent, then the result
-is stored, which counts its chord. A crash in between sends the callbacks once more, when
-somebody else completes it; none is lost by it.
+is stored, then its chord is counted. A failure is stored first; then its chord is counted,
+the rest of its chain fails, and error callbacks are sent. Somebody who dies in between
+leaves the follower to another, who does all of it that may not have been done: callbacks
+may be sent once more, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def stored_outcome(app: Any, task_name: str, task_id: str) -> Outcome | None:
 
 
 def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
-    """End the follower with this outcome, unless it has ended.
+    """End the follower with this outcome, or what is left to do of that if it has ended.
 
     Raises where broker or result backend cannot be reached: then it is not completed.
     """
@@ -71,19 +73,19 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
     backend = _backend_of(app, call.name)
     request = call.request(hostname=outcome.worker)
     meta = _stored(backend, call.task_id)
-    if meta is not None:
-        _count_again(backend, request, meta)
-        return
     request._children = list(outcome.children)
     with _as_current_task(task, request), finishing():
         try:
-            _end(app, backend, task, request, outcome)
+            if meta is None:
+                _end(app, backend, task, request, outcome)
+            else:
+                _go_on(backend, task, request, outcome, meta)
         except Exception as error:
             if _may_work_later(backend, error):
                 raise
             # It would not work the next time either: said once, and nobody waits for it.
             logger.exception("%s[%s] could not be completed", call.name, call.task_id)
-            if outcome.state == states.SUCCESS:
+            if meta is None and outcome.state == states.SUCCESS:
                 _fail(backend, task, request, Outcome(states.FAILURE, error), call_errbacks=False)
 
 
@@ -142,14 +144,32 @@ def _send_on(app: Any, request: Context, value: Any) -> None:
         link.apply_async((value,), chain=request.chain[:-1], **options)
 
 
-def _count_again(backend: Any, request: Context, meta: Any) -> None:
-    """It has its result. Whoever stored it may have died before its chord was counted.
-
-    Only where counting the same member twice is counting it once: Redis keeps the members,
-    other backends a number, or look at the results themselves.
-    """
-    if request.chord and hasattr(type(backend), "_chord_zset"):
+def _go_on(backend: Any, task: Any, request: Context, outcome: Outcome, meta: Any) -> None:
+    """It has its result. Whoever stored it may have died before the rest was done."""
+    if not _counts_members(backend):
+        request.chord = None
+    if request.chord and _body_is_claimed(backend, request):
+        raise BackendError("the body of its chord is being sent, or who was to send it has died")
+    if meta["status"] == outcome.state != states.SUCCESS:
+        _fail(backend, task, request, outcome)  # the same result once more, and the rest
+    elif request.chord:
         backend.on_chord_part_return(request, meta["status"], meta.get("result"))
+
+
+def _counts_members(backend: Any) -> bool:
+    """Whether counting the same member of a chord twice is counting it once: Redis keeps the
+    members, other backends a number, or look at the results themselves."""
+    return hasattr(type(backend), "_chord_zset")
+
+
+def _body_is_claimed(backend: Any, request: Context) -> bool:
+    """Whether somebody is to send the body of its chord, and has not said that it is sent.
+
+    From 5.7 on Celery keeps others from it for some seconds. Whoever counts the last member
+    in that time sends nothing, and nobody would count it again if that one is dead.
+    """
+    claim = backend.client.get(backend.get_key_for_group(request.group, ".c"))
+    return claim is not None and claim not in (b"done", "done")
 
 
 def _backend_of(app: Any, task_name: str) -> Any:

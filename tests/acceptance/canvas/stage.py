@@ -81,15 +81,21 @@ class CanvasStage:
         return app
 
     def launch_worker(
-        self, *, env: dict[str, str] | None = None, queues: tuple[str, ...] = (), **settings: Any
+        self,
+        *,
+        pool: str | None = None,
+        env: dict[str, str] | None = None,
+        queues: tuple[str, ...] = (),
+        **settings: Any,
     ) -> Worker:
+        pool = pool or self._pool
         number = len(self.workers) + 1
         worker = Worker(
             "tests.acceptance.canvas.worker",
             log_path=self.directory / f"worker{number}.log",
             env={SETTINGS: json.dumps({**self.settings, **settings}), **(env or {})},
-            pool=self._pool,
-            concurrency=CONCURRENCY[self._pool],
+            pool=pool,
+            concurrency=CONCURRENCY[pool],
             name=f"canvas{number}",
             queues=queues,
         )
