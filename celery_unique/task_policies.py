@@ -50,7 +50,8 @@ class TaskPolicies:
         return policy, known.signature
 
     def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
-        layers = PolicyLayers(layers_of(task) if task is not None else [], defaults=defaults)
+        said = layers_of(task) if task is not None else []
+        layers = PolicyLayers(said, defaults=defaults, task=name)
         signature = signature_of(task) if task is not None else None
         if layers.policy is not None:
             check_policy(name, layers.policy, signature)
@@ -162,7 +163,8 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
     """Refuse what is wrong whatever annotations and the app's defaults say."""
     said = options_among(options)
     check_names(said, "task")
-    policy = PolicyLayers([{**_static_options(base.__mro__), **said}, _STILL_TO_COME]).policy
+    said = {**_static_options(base.__mro__), **said}
+    policy = PolicyLayers([said, _STILL_TO_COME], task=name).policy
     if policy is not None and policy.argument_names:
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
@@ -193,7 +195,7 @@ def leave_alone(task: Any) -> None:
 def _check_layers(
     task: Any, layers: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None
 ) -> None:
-    policy = PolicyLayers(layers, defaults=defaults).policy
+    policy = PolicyLayers(layers, defaults=defaults, task=task.name).policy
     if policy is not None:
         check_policy(task.name, policy, signature_of(task))
 
