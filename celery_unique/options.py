@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from .durations import parse_duration
 from .exceptions import InvalidPolicy
 from .messages import one_of, shown, suggestion
-from .policy import UniquePolicy
+from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments
 from .policy_fields import CHECKS, DEFAULTS, DIMENSIONS, OPTION_OF, REPLACING
 
 __all__ = [
@@ -135,17 +135,26 @@ class _Merged(NamedTuple):
     unique: bool | None = None  # None: no layer has said it
     #: An option, with its value, that nothing below or beside it makes effective.
     idle: tuple[str, Any] | None = None
+    #: A document that leaves the keys to the Open Job Spec, where no option has given them.
+    without_keys: Options | None = None
 
 
 class PolicyLayers:
     """What stands below a call, merged once; a wrong option is an InvalidPolicy here already."""
 
-    __slots__ = ("_merged", "_spare_max_wait", "policy")
+    __slots__ = ("_merged", "_spare_max_wait", "_task", "policy")
 
     #: The policy of a call that gives no options.
     policy: UniquePolicy | None
 
-    def __init__(self, layers: Sequence[Options], *, defaults: Options | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Options],
+        *,
+        defaults: Options | None = None,
+        task: str | None = None,
+    ) -> None:
+        self._task = task  # for warnings
         app_wide = _fields_given(defaults or {})
         # A wait that the app gives is for the tasks that replace, and no error on the others.
         self._spare_max_wait = app_wide.pop("max_wait", None)
@@ -171,7 +180,11 @@ class PolicyLayers:
             fields = {"max_wait": self._spare_max_wait, **fields}
         # Built for unique=False as well: a switch turned off does not hide a wrong option.
         policy = UniquePolicy(**fields)
-        return policy if merged.unique else None
+        if not merged.unique:
+            return None
+        if merged.without_keys is not None and "args" not in policy.keys:
+            warn_of_ignored_arguments(merged.without_keys, self._task)
+        return policy
 
 
 def _without_effect(merged: _Merged) -> InvalidPolicy:
@@ -185,14 +198,20 @@ def _without_effect(merged: _Merged) -> InvalidPolicy:
 def _add(below: _Merged, layer: Options) -> _Merged:
     """Put one layer on top."""
     unique, fields = layer.get("unique"), below.fields
+    without_keys = below.without_keys
     if unique is not None and not isinstance(unique, bool):
-        policy = unique if isinstance(unique, UniquePolicy) else UniquePolicy.from_ojs(unique)
+        is_policy = isinstance(unique, UniquePolicy)
+        policy = unique if is_policy else UniquePolicy(**ojs_fields(unique))
+        without_keys = None if is_policy or "keys" in unique else unique
         unique, fields = True, policy.as_fields()
     fields = _merge(fields, _fields_given(layer))
+    if "unique_by" in layer:
+        without_keys = None
     if unique is not None:
         # Beside unique=False options may stand: that is how a task is switched off and on.
-        return _Merged(fields, unique)
-    return _Merged(fields, below.unique, below.idle or (None if below.unique else _idle(layer)))
+        return _Merged(fields, unique, None, without_keys)
+    idle = below.idle or (None if below.unique else _idle(layer))
+    return _Merged(fields, below.unique, idle, without_keys)
 
 
 def _idle(layer: Options) -> tuple[str, Any] | None:

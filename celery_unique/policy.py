@@ -21,7 +21,7 @@ from .policy_fields import (
 )
 from .states import GROUPS, explain_gaps
 
-__all__ = ["UniquePolicy", "UniquePolicyWarning"]
+__all__ = ["UniquePolicy", "UniquePolicyWarning", "ojs_fields", "warn_of_ignored_arguments"]
 
 OJS_FIELDS = ("keys", "args_keys", "meta_keys", "period", "states", "on_conflict")
 OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "ignore")
@@ -77,10 +77,9 @@ class UniquePolicy:
     @classmethod
     def from_ojs(cls, document: Mapping[str, Any]) -> UniquePolicy:
         """Return the policy of an Open Job Spec document, with that specification's defaults."""
-        checked = _checked_ojs(document)
-        policy = cls(**{**OJS_DEFAULTS, **checked})
-        if "keys" not in checked:
-            _warn_of_ignored_arguments(document)
+        policy = cls(**ojs_fields(document))
+        if "keys" not in document:
+            warn_of_ignored_arguments(document)
         return policy
 
     def to_ojs(self) -> dict[str, Any]:
@@ -142,6 +141,11 @@ def _clash(field: str, other: str, cure: str) -> InvalidPolicy:
 
 
 # -- Open Job Spec ---------------------------------------------------------------------------------
+
+
+def ojs_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a document, with the specification's own defaults for the others."""
+    return {**OJS_DEFAULTS, **_checked_ojs(document)}
 
 
 def _checked_ojs(document: object) -> dict[str, Any]:
@@ -216,10 +220,12 @@ def _warn_of_gaps(states: tuple[str, ...]) -> None:
         _warn_once(states, f"{gaps}. Add what is left out, or name a group: {groups}")
 
 
-def _warn_of_ignored_arguments(document: Mapping[str, Any]) -> None:
+def warn_of_ignored_arguments(document: Mapping[str, Any], task: str | None = None) -> None:
+    """Once for a task: a call may bring a document of its own, with another window each time."""
+    whose = f"{task}: " if task else ""
     _warn_once(
-        repr(document),
-        f"unique={shown(dict(document))} has no 'keys', and the Open Job Spec's default is "
+        repr(document) if task is None else ("keys", task),
+        f"{whose}unique={shown(dict(document))} has no 'keys', and the Open Job Spec's default is "
         "['type']: calls with different arguments are duplicates of each other. "
         "Say 'keys': ['type', 'args'] to tell them apart, or 'keys': ['type'] if that is meant",
     )

@@ -50,7 +50,8 @@ class TaskPolicies:
         return policy, known.signature
 
     def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
-        layers = PolicyLayers(layers_of(task) if task is not None else [], defaults=defaults)
+        said = layers_of(task) if task is not None else []
+        layers = PolicyLayers(said, defaults=defaults, task=name)
         signature = signature_of(task) if task is not None else None
         if layers.policy is not None:
             check_policy(name, layers.policy, signature)
@@ -95,13 +96,29 @@ def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
     for through the task would come back as a bound method."""
     found: dict[str, Any] = {}
     for cls in reversed(classes):
-        for name, value in vars(cls).items():
-            if name.startswith(_PREFIXES) and (name in TASK_OPTIONS or "_" in name):
-                found[name] = _plain(value)
+        found.update(_options_in(cls))
     # UniqueTask declares every option as None: "not said".
     said = {name: value for name, value in found.items() if value is not None}
     check_names(said, "task")
     return said
+
+
+def _options_in(cls: type) -> dict[str, Any]:
+    return {
+        name: _plain(value)
+        for name, value in vars(cls).items()
+        if name in TASK_OPTIONS or (_looks_like_an_option(name) and not _is_method(value))
+    }
+
+
+def _looks_like_an_option(name: str) -> bool:
+    return name.startswith(_PREFIXES) and "_" in name
+
+
+def _is_method(value: Any) -> bool:
+    """Whether Python binds it: a function, property, class method or the like. Under a name that
+    is no option, it is the class's own."""
+    return hasattr(type(value), "__get__")
 
 
 def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +129,8 @@ def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
 def remember_options(cls: type) -> None:
     """Keep what a task's class says before annotations are written over it."""
     if OWN_OPTIONS not in cls.__dict__:
-        said = {name: _plain(value) for name, value in vars(cls).items() if value is not None}
-        setattr(cls, OWN_OPTIONS, options_among(said))
+        said = {name: value for name, value in _options_in(cls).items() if value is not None}
+        setattr(cls, OWN_OPTIONS, said)
 
 
 def recover_options(
@@ -124,9 +141,10 @@ def recover_options(
     ``decorator`` are all options of the task's decorator, None where they are not known any
     more. Returns the options of which nobody knows whether the task had said them, too.
     """
-    said = options_among({name: _plain(value) for name, value in vars(cls).items()})
     own = {
-        name: value for name, value in said.items() if name not in annotated and value is not None
+        name: value
+        for name, value in _options_in(cls).items()
+        if name not in annotated and value is not None
     }
     setattr(cls, OWN_OPTIONS, {**own, **options_among(decorator or {})})
     return sorted(TASK_OPTIONS.intersection(annotated)) if decorator is None else []
@@ -145,7 +163,8 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
     """Refuse what is wrong whatever annotations and the app's defaults say."""
     said = options_among(options)
     check_names(said, "task")
-    policy = PolicyLayers([{**_static_options(base.__mro__), **said}, _STILL_TO_COME]).policy
+    said = {**_static_options(base.__mro__), **said}
+    policy = PolicyLayers([said, _STILL_TO_COME], task=name).policy
     if policy is not None and policy.argument_names:
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
@@ -176,7 +195,7 @@ def leave_alone(task: Any) -> None:
 def _check_layers(
     task: Any, layers: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None
 ) -> None:
-    policy = PolicyLayers(layers, defaults=defaults).policy
+    policy = PolicyLayers(layers, defaults=defaults, task=task.name).policy
     if policy is not None:
         check_policy(task.name, policy, signature_of(task))
 

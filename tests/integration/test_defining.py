@@ -146,6 +146,74 @@ def test_a_wrong_base_class_is_refused_at_the_decorator() -> None:
         def count(shelf: int) -> None: ...
 
 
+class Helpful(Task):
+    """A base class with methods of its own that have names like ours."""
+
+    abstract = True
+
+    def unique_thing(self) -> str:
+        return "a method"
+
+    @property
+    def unique_view(self) -> str:
+        return "a property"
+
+    @classmethod
+    def idempotency_key(cls) -> str:
+        return "a class method"
+
+    @staticmethod
+    def unique_name() -> str:
+        return "a static method"
+
+
+@pytest.mark.parametrize("define", ["decorator", "made at once", "class", "base class"])
+def test_methods_with_names_like_ours_are_no_options(define: str) -> None:
+    app = make_app("memory://")
+    if define == "class":
+
+        class Rebuild(Helpful):
+            name = "shop.rebuild"
+            unique = True
+
+            def run(self, shop_id: int) -> None: ...
+
+            def unique_more(self) -> str:
+                return "a method of the task"
+
+        task = app.register_task(Rebuild())
+    else:
+        base = type("Both", (Helpful, UniqueTask), {}) if define == "base class" else Helpful
+        if define == "made at once":
+            app.finalize()
+
+        @app.task(base=base, unique=True)
+        def task(shop_id: int) -> None: ...
+
+    assert [task.delay(7).outcome for _ in range(2)] == ["created", "deduplicated"]
+    assert task.unique_view == "a property"
+
+
+@pytest.mark.parametrize("value", [60, "PT1M", [60]])
+def test_a_value_with_a_name_like_ours_is_refused_in_a_base_class(value: Any) -> None:
+    app = make_app("memory://")
+    base = type("Wrong", (Task,), {"abstract": True, "unique_fro": value})
+
+    with pytest.raises(InvalidPolicy, match="Did you mean 'unique_for'"):
+
+        @app.task(base=base, unique=True)
+        def rebuild(shop_id: int) -> None: ...
+
+
+def test_a_function_for_an_option_that_there_is_not_is_refused_at_the_decorator() -> None:
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy, match="Did you mean 'unique_key'"):
+
+        @app.task(unique=True, unique_kye=lambda shop_id: f"shop {shop_id}")
+        def rebuild(shop_id: int) -> None: ...
+
+
 def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
     class OncePerShop(Task):
         abstract = True

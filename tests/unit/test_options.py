@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_unique import policy as policy_module
 from celery_unique.exceptions import InvalidPolicy
 from celery_unique.options import (
     CALL_ONLY,
@@ -484,3 +487,67 @@ def test_what_comes_out_is_a_policy_none_or_a_named_error(options: dict[str, Any
     assert result is None or isinstance(result, (UniquePolicy, str))
     if isinstance(result, str):
         assert any(option in result for option in OPTION_FIELDS)
+
+
+# -- a mapping without keys ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    policy_module._warned.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+    policy_module._warned.clear()
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"unique_on": "shop_id"},
+        {"unique_key": "{shop_id}"},
+        {"unique_by": ["type", "args"]},
+        {"unique_by": "type"},  # that is meant, then
+    ],
+)
+@pytest.mark.parametrize("layer", ["beside it", "above it"])
+def test_a_mapping_is_not_warned_about_where_the_keys_are_given_elsewhere(
+    beside: dict[str, Any], layer: str, warned: list[warnings.WarningMessage]
+) -> None:
+    document = {"unique": {"on_conflict": "ignore"}}
+
+    resolve([{**document, **beside}] if layer == "beside it" else [beside, document])
+
+    assert warned == []
+
+
+@pytest.mark.parametrize("beside", [{}, {"unique_for": 60}, {"unique_meta": "tenant"}])
+def test_a_mapping_is_warned_about_where_nothing_brings_arguments_in(
+    beside: dict[str, Any], warned: list[warnings.WarningMessage]
+) -> None:
+    resolve([{"unique": {"on_conflict": "ignore"}, **beside}])
+
+    assert ["has no 'keys'" in str(each.message) for each in warned] == [True]
+
+
+def test_a_mapping_of_a_call_is_warned_about_once_for_the_task(
+    warned: list[warnings.WarningMessage],
+) -> None:
+    layers = {name: PolicyLayers([], task=name) for name in ("shop.rebuild", "shop.count")}
+
+    for minutes in range(1, 4):
+        for below in layers.values():
+            below.for_call({"unique": {"period": f"PT{minutes}M"}})
+
+    assert [str(each.message).partition(" ")[0] for each in warned] == [
+        "shop.rebuild:",
+        "shop.count:",
+    ]
+
+
+def test_a_mapping_that_is_switched_off_is_not_warned_about(
+    warned: list[warnings.WarningMessage],
+) -> None:
+    resolve([{"unique": False}, {"unique": {"on_conflict": "ignore"}}])
+
+    assert warned == []
