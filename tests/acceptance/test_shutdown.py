@@ -17,7 +17,7 @@ pytestmark = pytest.mark.versions
 
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
-CUTS = [("redis", "cold"), ("redis", "soft"), ("rabbitmq", "cold")]
+CUTS = [("redis", "cold"), ("redis", "soft"), ("rabbitmq", "cold"), ("rabbitmq", "soft")]
 
 MakeStage = Callable[..., Stage]
 

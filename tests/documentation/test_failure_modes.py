@@ -44,13 +44,16 @@ def test_row_is_complete_and_names_tests_that_exist(row: str) -> None:
 def test_every_test_of_faults_is_on_the_page() -> None:
     on_page = {name for _, name in named(PAGE.read_text(encoding="utf-8"))}
     files = (
+        "busy_shutdown",
         "crashes",
+        "end_order",
         "redelivery",
         "renewal",
         "store_outage",
         "publish_grace",
         "revoke",
         "continuations",
+        "taken_over",
     )
     there = {
         name
