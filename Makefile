@@ -20,7 +20,7 @@ CELERY_VERSIONS ?= 5.5.3 5.6.3
 DJANGO_VERSIONS ?= 5.2 newest
 NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12 ~/.pyenv/versions/3.1[23]*/bin/python3 \
     $(PYTHON); do "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
-DJANGO_TESTS = tests/django tests/stores/test_django_contract.py tests/stores/test_django_stores.py
+DJANGO_TESTS = tests/django $(addprefix tests/stores/test_django_, contract.py protocol.py stores.py)
 # How many calls make test-many makes; make test makes a few hundred.
 MANY ?= 10000
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7

@@ -100,6 +100,17 @@ def django_project(redis_server: RedisServer, postgres_server: PostgresServer) -
     return project
 
 
+@pytest.fixture(params=[DjangoProject.cache_url, DjangoProject.database_url])
+def django_store(
+    request: pytest.FixtureRequest, django_project: DjangoProject
+) -> Iterator[LockStore]:
+    """The cache and the database of a Django project; for tests of their own, since Django
+    then is a part of the test process."""
+    store = open_store(request.param, namespace=f"test{next(_namespaces)}")
+    yield store
+    store.close()
+
+
 @pytest.fixture(params=STORES)
 def store(
     request: pytest.FixtureRequest, opened_stores: dict[str, LockStore]

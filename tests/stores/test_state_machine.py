@@ -253,6 +253,8 @@ BUDGET = {
     "sentinel": (15, 30),
     "tls": (15, 30),
     "mariadb": (25, 30),
+    "django-cache://locks": (15, 30),
+    "django-db://locks": (10, 30),
 }
 SERVER_BUDGET = (100, 40)
 
