@@ -31,7 +31,7 @@ from tests.kit import RedisServer, eventually
 from tests.stores.racing import Racers, overlap_of
 
 #: What a busy machine adds to every wait.
-SLACK_S = 2.0
+SLACK_S = 5.0
 
 
 @pytest.fixture(scope="module")

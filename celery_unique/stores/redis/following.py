@@ -54,7 +54,7 @@ class RedisFollowing(ABC):
         for _ in range(2):
             until = time.time() * 1000 + self._server_ahead_ms + GUESSED_LATE_MS
             ranges = [
-                ("ZRANGEBYSCORE", name, "-inf", int(until), "WITHSCORES", "LIMIT", 0, limit)
+                ("ZRANGE", name, "-inf", int(until), "BYSCORE", "LIMIT", 0, limit, "WITHSCORES")
                 for name in self._layout.due_sets()
             ]
             clock, *replies = self._ask([("TIME",), *ranges])
