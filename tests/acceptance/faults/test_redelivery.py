@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import celery
 import pytest
 from celery import Celery
 
@@ -27,6 +28,10 @@ POOLS = ["prefork", "threads", "gevent", "solo"]
 #: A solo worker takes a message when it has room for its task, and not before: the message
 #: stays in the broker while another task runs, and Redis has no reason to deliver it again.
 reserving_pools = pytest.mark.parametrize("stage", ["prefork", "threads", "gevent"], indirect=True)
+
+#: Up to Celery 5.6 the first task's own message comes back to greenlets and takes their room.
+KEEP_COPIES_OUT = ["prefork", "threads", *(["gevent"] if celery.VERSION[:2] >= (5, 7) else [])]
+pools_that_keep_copies_out = pytest.mark.parametrize("stage", KEEP_COPIES_OUT, indirect=True)
 
 
 @pytest.fixture(scope="module", params=POOLS)
@@ -209,7 +214,7 @@ def received(stage: FaultStage, task_id: str) -> int:
     return len(re.findall(rf"Task \w+\[{task_id}\] received", stage.log()))
 
 
-@reserving_pools
+@pools_that_keep_copies_out
 def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
     stage: FaultStage, tag: str
 ) -> None:
