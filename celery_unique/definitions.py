@@ -80,8 +80,8 @@ class Definitions:
         lost = recover_options(cls, annotated, _decorator_options(_function_behind(cls)))
         if lost:
             logger.warning(
-                "%s was used before install(app): its own %s, if it has them, are not known any "
-                "more, and those of task_annotations count",
+                "%s was used before install(app): whether it says %s itself is not known any more, "
+                "and what task_annotations say counts",
                 task.name,
                 ", ".join(lost),
             )

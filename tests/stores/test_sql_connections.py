@@ -295,6 +295,23 @@ def test_a_database_locked_for_longer_than_the_time_out(
     assert store.acquire(key, claim("other")).outcome == "duplicate"
 
 
+def test_a_batch_does_not_wait_longer_for_a_locked_database(
+    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
+) -> None:
+    store = opened(sqlite_url)
+    publish(store, key, "task")
+    writer.execute("BEGIN IMMEDIATE")
+    # Only so that a store that waits for ever fails this test, and does not stop it.
+    rescue = threading.Timer(TIMEOUT + SLACK, lambda: writer.execute("ROLLBACK"))
+    rescue.start()
+
+    claims = [(f"{key}-{number}", claim(f"task {number}")) for number in range(3)]
+    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire_many(claims))
+    rescue.cancel()
+
+    assert "holds its write lock" in message
+
+
 def test_a_database_locked_for_a_moment_is_waited_for(
     opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
 ) -> None:

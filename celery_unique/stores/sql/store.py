@@ -101,8 +101,10 @@ class SqlStore(RecordedStore):
 
         def acquire_the_rest(session: Session) -> list[Acquired]:
             for one in asked[len(replies) :]:
-                session.next_act()
                 replies.append(self._acquire(session, *one))
+                # After an answer only: this runs again while the database is busy, and would
+                # else begin with a new time-out each time.
+                session.next_act()
             return replies
 
         return self._database.run(acquire_the_rest)
