@@ -47,7 +47,7 @@ test: services lint ## Everything: lint and all tests, on real Redis, Valkey, Ra
 	$(PYTEST) $(ARGS)
 
 test-fast: .venv/.installed-dev ## The tests that need no server, in a minute or two
-	$(BIN)/python -m pytest -n $(FAST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	CELERY_UNIQUE_EXAMPLES=40 $(BIN)/python -m pytest -n $(FAST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 	    -m "not server and not slow and not versions" $(FAST_TESTS) $(ARGS)
 
 test-versions: services $(CELERY_VERSIONS:%=test-celery-%) ## The tests that depend on Celery's version, on the older ones

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +31,11 @@ from celery_unique.keys import (
 )
 from celery_unique.policy import UniquePolicy
 
+#: make test-fast tries fewer.
+EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200"))
+
 law = settings(
-    max_examples=200,
+    max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -385,7 +389,7 @@ def functions(draw: st.DrawFn) -> Callable[..., Any]:
     return scope["task"]
 
 
-@settings(law, max_examples=500)
+@settings(law, max_examples=EXAMPLES * 5 // 2)
 @given(
     functions(),
     st.lists(st.integers(), max_size=6).map(tuple),
@@ -482,7 +486,7 @@ anything = st.recursive(
 )
 
 
-@settings(law, max_examples=500)
+@settings(law, max_examples=EXAMPLES * 5 // 2)
 @given(anything, anything, st.sampled_from([DEFAULT, UniquePolicy(args_keys=["y", "x"])]))
 def test_a_call_has_a_key_or_a_unique_key_error_whatever_its_arguments(first, second, policy):
     def task(x, y=second, *rest, **extra): ...

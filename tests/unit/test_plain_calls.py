@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import os
 import sys
 from collections import OrderedDict
 from datetime import UTC, datetime
@@ -21,7 +22,9 @@ from celery_unique.plain_calls import text_of_plain
 from celery_unique.policy import UniquePolicy
 from tests.vectors import generate
 
-law = settings(max_examples=100, deadline=None)
+#: make test-fast tries fewer.
+EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200"))
+law = settings(max_examples=EXAMPLES // 2, deadline=None)
 DEFAULT = UniquePolicy()
 
 

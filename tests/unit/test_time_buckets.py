@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -291,7 +292,7 @@ def intervals(tz: tzinfo, length: int, first: datetime, hours: int) -> list[int]
     return found
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200")) // 4)
 @given(st.sampled_from(ZONES), minutes, st.dates(date(2015, 1, 1), date(2035, 1, 1)))
 @example(BERLIN, 60, date(2026, 10, 25))
 @example(BERLIN, 120, date(2026, 3, 29))
