@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from . import conflicts, reports
+from .answers import Answer, NotAdmitted, NotAnswered
 from .attempts import Attempt, Begin, Published, Send, SendWhen, changed_delay, claim_of, window_ms
 from .breaker import Breaker, Reply
 from .exceptions import IdempotencyKeyConflict, StoreUnavailable
@@ -31,42 +32,6 @@ LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
 ROUNDS = 5
 #: A holder that has waited this long may have lost its message to a purge.
 LONG_WAIT_MS = 3_600_000
-
-
-class NotAdmitted(Exception):
-    """The store has not given the lock: the message that was being made is not sent."""
-
-
-class NotAnswered(Exception):
-    """The store could not be asked for the lock, or did not answer."""
-
-    def __init__(self, error: StoreUnavailable) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class Answer:
-    """What the store says to a question that is under way. It is waited for once: whoever asks
-    again is told the same, since the connection may be somebody else's by then."""
-
-    def __init__(self, wait: Callable[[], Acquired]) -> None:
-        self._wait = wait
-        self._error: BaseException | None = None
-        self.was_awaited = False
-        self.acquired: Acquired | None = None
-
-    def heard(self) -> Acquired:
-        if not self.was_awaited:
-            self.was_awaited = True
-            try:
-                self.acquired = self._wait()
-            except BaseException as error:
-                self._error = error
-                raise
-        if self.acquired is None:
-            assert self._error is not None
-            raise self._error
-        return self.acquired
 
 
 class UniqueTaskCoordinator(Telling):
