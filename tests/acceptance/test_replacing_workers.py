@@ -31,7 +31,7 @@ from tests.kit import RedisServer, eventually
 from tests.stores.racing import Racers, overlap_of
 
 #: What a busy machine adds to every wait.
-SLACK_S = 5.0
+SLACK_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -491,7 +491,8 @@ def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
     assert stage.values(tag) == [199]
     after_s = run["at"] - last_call_at
     report(f"debounce: 200 calls in {last_call_at - began:.1f} s, 1 run {after_s:.2f} s after")
-    assert 0.8 < after_s < 1 + SLACK_S
+    # Two waits: the last calls are still being made while the worker is busy with the others.
+    assert 0.8 < after_s < 1 + 2 * SLACK_S
 
 
 @pytest.mark.slow
