@@ -491,7 +491,7 @@ def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
     assert stage.values(tag) == [199]
     after_s = run["at"] - last_call_at
     report(f"debounce: 200 calls in {last_call_at - began:.1f} s, 1 run {after_s:.2f} s after")
-    # Two waits: the last calls are still being made while the worker is busy with the others.
+    # Seen 2.2 s late on a loaded machine, where the worker has 199 other messages to drop.
     assert 0.8 < after_s < 1 + 2 * SLACK_S
 
 
