@@ -49,6 +49,9 @@ SendWhen = Callable[[str, Callable[[], LockHeader]], Any]
 #: ``begin_acquire`` of a store.
 Begin = Callable[[str, Claim], Callable[[], Acquired]]
 
+#: ``begin_acquire_many`` of a store.
+BeginMany = Callable[[list[tuple[str, Claim]]], Callable[[], list[Acquired]]]
+
 
 @value
 class Published:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery import group
 from celery.canvas import Signature, _chain, _chord, maybe_signature
 
 from .attempts import Attempt, Published
+from .coordinator import UniqueTaskCoordinator
 from .exceptions import BatchInterrupted, CeleryUniqueError, StoreUnavailable
 from .facts import CallFacts
+from .header import LockHeader
 from .messages import shown
 from .outgoing import Outgoing, collected
 from .results import with_facts
 from .runtime import Runtime, runtime_of
 from .stores.base import Acquired
 
-#: How many locks are taken before the first of their messages is sent. A lock waits for its
-#: message no longer than the publish grace, and this many take well under a second.
+#: How many calls are made before the duplicates among them are told of their holders. A store
+#: that answers at once is asked for all their locks before the first of their messages is sent:
+#: a lock waits for its message no longer than the publish grace, and these take well under a
+#: second.
 BATCH = 200
 
-#: How many messages are sent before the store hears of it: until then a duplicate of one of
+#: How many locks are asked for together where the store decides while other messages are sent,
+#: and how many messages are sent before the store hears of it: until then a duplicate of one of
 #: them, from elsewhere, would send it once more.
-CONFIRMED_TOGETHER = 20
+TOGETHER = 20
 
 _CANVAS = (group, _chain, _chord)
 
@@ -129,15 +133,26 @@ class _Call:
     item: _Item
     outgoing: Outgoing
     result: Any
+    #: The one of its batch, unless the call brings its own.
+    producer: Any = None
     acquired: Acquired | None = None
     done: bool = False
+
+    def send(self, task_id: str, header: LockHeader | None, delay: int | None) -> Any:
+        """As ``Send``, with the result that the caller has, or will have."""
+        producer = self.outgoing.options.get("producer") or self.producer
+        return self.outgoing.send(
+            task_id, header, delay, producer=producer, result_cls=self._result_of
+        )
+
+    def _result_of(self, task_id: str) -> Any:
+        return self.result
 
     def conclude(self, published: Published) -> None:
         made = self.outgoing.conclude(published)
         self.tell(made.id, getattr(made, "_facts", published.facts))
 
     def tell(self, task_id: str, facts: CallFacts) -> None:
-        """Into the result that the caller has, or will have."""
         self.result.id = task_id
         self.result.ignored = self.outgoing.options.get("ignore_result")
         with_facts(self.result, facts)
@@ -152,6 +167,24 @@ class _Call:
         self.done = self.item.done = True
 
 
+class _Asked:
+    """Some calls whose locks have been asked for together."""
+
+    def __init__(self, coordinator: UniqueTaskCoordinator, calls: list[_Call]) -> None:
+        self.calls = calls
+        self.began = time.monotonic()
+        attempts = [call.outgoing.attempt for call in calls if call.outgoing.attempt is not None]
+        self._wait = coordinator.ask_many(attempts) if attempts else list
+        self.is_heard = False
+
+    def hear(self) -> None:
+        """What the store has said, to each call."""
+        self.is_heard = True
+        asking = [call for call in self.calls if call.outgoing.attempt is not None]
+        for call, acquired in zip(asking, self._wait(), strict=True):
+            call.acquired = acquired
+
+
 class _Batch:
     """Some calls of one app, whose locks are taken together."""
 
@@ -160,18 +193,16 @@ class _Batch:
         self._coordinator = runtime.coordinator
         self._calls = calls
         self._unconfirmed: list[Attempt] = []
+        self._asked: _Asked | None = None
 
     def publish(self) -> None:
-        began = time.monotonic()
-        with self._one_producer():
+        with self._runtime.app.producer_or_acquire() as producer:
+            for call in self._calls:
+                call.producer = producer
             try:
-                if not self._take_locks():
-                    return
                 # First all that were admitted: a duplicate of one of them names a task that
                 # is published by then.
-                for call in self._calls:
-                    self._send(call, began)
-                self._confirm()
+                self._send_admitted()
                 for call in self._calls:
                     if not call.done:
                         self._settle_conflict(call)
@@ -180,57 +211,62 @@ class _Batch:
                 self._give_back_the_rest()
                 raise
 
-    @contextmanager
-    def _one_producer(self) -> Iterator[None]:
-        with self._runtime.app.producer_or_acquire() as producer:
-            for call in self._calls:
-                if not call.outgoing.options.get("producer"):
-                    options = {**call.outgoing.options, "producer": producer}
-                    call.outgoing = replace(call.outgoing, options=options)
-            yield
+    def _send_admitted(self) -> None:
+        """Locks are asked for, and confirmed, while other messages are sent."""
+        parts = self._parts()
+        asked = self._asked = self._ask(parts)
+        while asked is not None:
+            try:
+                asked.hear()
+            except StoreUnavailable as error:
+                self._without_store(error)
+                return
+            self._asked = self._ask(parts)
+            for call in asked.calls:
+                self._send(call, asked.began)
+            self._confirm()
+            asked = self._asked
 
-    def _take_locks(self) -> bool:
-        """False: the store did not answer, and the calls were sent without their locks."""
-        asking = [call for call in self._calls if call.outgoing.attempt is not None]
-        attempts = [call.outgoing.attempt for call in asking if call.outgoing.attempt is not None]
-        try:
-            replies = self._coordinator.acquire_many(attempts) if attempts else []
-        except StoreUnavailable as error:
-            self._without_store(error)
-            return False
-        for call, acquired in zip(asking, replies, strict=True):
-            call.acquired = acquired
-        return True
+    def _parts(self) -> Iterator[list[_Call]]:
+        size = TOGETHER if hasattr(self._coordinator.store, "begin_acquire_many") else BATCH
+        for first in range(0, len(self._calls), size):
+            yield self._calls[first : first + size]
+
+    def _ask(self, parts: Iterator[list[_Call]]) -> _Asked | None:
+        part = next(parts, None)
+        return None if part is None else _Asked(self._coordinator, part)
 
     def _without_store(self, error: StoreUnavailable) -> None:
+        """It did not answer: those that it has not spoken of are sent without their locks."""
+        left = [call for call in self._calls if not call.done and call.acquired is None]
         if self._runtime.settings.on_store_error != "publish":
-            for call in self._calls:
+            for call in left:
                 if call.outgoing.attempt is not None:
                     self._coordinator.give_back_later(call.outgoing.attempt, error)
             raise error
-        for call in self._calls:
+        for call in left:
             attempt = call.outgoing.attempt
             if attempt is None:
                 self._send(call, 0.0)
             else:
-                call.conclude(self._coordinator.without_store(attempt, call.outgoing.send, error))
+                call.conclude(self._coordinator.without_store(attempt, call.send, error))
 
     def _send(self, call: _Call, began: float) -> None:
-        outgoing = call.outgoing
-        if outgoing.attempt is None:
-            made = outgoing.publish()
+        attempt = call.outgoing.attempt
+        if attempt is None:
+            made = call.send(call.result.id, None, None)
             call.tell(made.id, CallFacts())
         elif call.acquired is not None and call.acquired.outcome == "created":
             call.conclude(
                 self._coordinator.publish_created(
-                    outgoing.attempt, call.acquired, outgoing.send, began, self._confirm_soon
+                    attempt, call.acquired, call.send, began, self._confirm_soon
                 )
             )
 
     def _confirm_soon(self, attempt: Attempt, task_id: str) -> None:
         self._coordinator.remember(task_id, attempt.key)
         self._unconfirmed.append(attempt)
-        if len(self._unconfirmed) >= CONFIRMED_TOGETHER:
+        if len(self._unconfirmed) >= TOGETHER:
             self._confirm()
 
     def _confirm(self) -> None:
@@ -239,12 +275,12 @@ class _Batch:
             self._coordinator.confirm_many(unconfirmed)
 
     def _settle_conflict(self, call: _Call) -> None:
-        attempt, send = call.outgoing.attempt, call.outgoing.send
+        attempt = call.outgoing.attempt
         assert attempt is not None
         assert call.acquired is not None
         try:
-            published = self._coordinator.settle_conflict(attempt, call.acquired, send)
-            call.conclude(published or self._coordinator.publish(attempt, send))
+            published = self._coordinator.settle_conflict(attempt, call.acquired, call.send)
+            call.conclude(published or self._coordinator.publish(attempt, call.send))
         except CeleryUniqueError as error:
             if isinstance(error, StoreUnavailable):
                 raise
@@ -252,6 +288,13 @@ class _Batch:
 
     def _give_back_the_rest(self) -> None:
         """Nobody sends these any more: their locks would keep other calls from it."""
+        if self._asked is not None and not self._asked.is_heard:
+            try:
+                self._asked.hear()
+            except StoreUnavailable as error:
+                for call in self._asked.calls:
+                    if call.outgoing.attempt is not None:
+                        self._coordinator.give_back_later(call.outgoing.attempt, error)
         for call in self._calls:
             attempt, acquired = call.outgoing.attempt, call.acquired
             if not call.done and attempt is not None and acquired is not None:

@@ -10,12 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NoReturn
 
 from . import conflicts, reports
 from .answers import Answer, NotAdmitted, NotAnswered
-from .attempts import Attempt, Begin, Published, Send, SendWhen, changed_delay, claim_of, window_ms
+from .attempts import (
+    Attempt,
+    Begin,
+    BeginMany,
+    Published,
+    Send,
+    SendWhen,
+    changed_delay,
+    claim_of,
+    window_ms,
+)
 from .breaker import Breaker, Reply
 from .exceptions import IdempotencyKeyConflict, StoreUnavailable
 from .facts import CallFacts
@@ -96,15 +106,9 @@ class UniqueTaskCoordinator(Telling):
         act: Callable[[], Reply],
     ) -> Reply:
         try:
-            return through(act)
+            return self._answers([attempt], through, act)
         except StoreUnavailable as error:
-            self.say_store_error("acquire", error, attempt)
             raise NotAnswered(error) from error
-        except BaseException:
-            # A time limit of the caller's, for example: nobody has heard the answer, and the
-            # lock may have been taken all the same.
-            self.give_back_later(attempt)
-            raise
 
     def _publish_when_admitted(
         self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float
@@ -151,13 +155,40 @@ class UniqueTaskCoordinator(Telling):
                 raise
             # It was interrupted, which is why we are here, and is given back for that already.
 
-    def acquire_many(self, attempts: list[Attempt]) -> list[Acquired]:
-        """Ask for many locks together; what becomes of each is as if it was asked for alone."""
+    def ask_many(self, attempts: list[Attempt]) -> Callable[[], list[Acquired]]:
+        """Ask for many locks together; what becomes of each is as if it was asked for alone.
+
+        What is returned waits for that, once, or raises that the store does not answer. With a
+        store that can do so, it decides meanwhile.
+        """
         claims = [(attempt.key, claim_of(attempt)) for attempt in attempts]
+        begin: BeginMany | None = getattr(self.store, "begin_acquire_many", None)
+        if begin is None:
+            return lambda: self._answers(
+                attempts, self._breaker.run, lambda: self.store.acquire_many(claims)
+            )
         try:
-            return self._breaker.run(lambda: self.store.acquire_many(claims))
+            wait = self._answers(attempts, self._breaker.ask, lambda: begin(claims))
+        except StoreUnavailable as error:
+            return partial(_raise, error)
+        return lambda: self._answers(attempts, self._breaker.hear, wait)
+
+    def _answers(
+        self,
+        attempts: list[Attempt],
+        through: Callable[[Callable[[], Reply]], Reply],
+        act: Callable[[], Reply],
+    ) -> Reply:
+        try:
+            return through(act)
         except StoreUnavailable as error:
             self.say_store_error("acquire", error, attempts[0])
+            raise
+        except BaseException:
+            # A time limit of the caller's, for example: nobody has heard the answer, and the
+            # locks may have been taken all the same.
+            for attempt in attempts:
+                self.give_back_later(attempt)
             raise
 
     def header(
@@ -318,3 +349,7 @@ class UniqueTaskCoordinator(Telling):
             send(holder_id, self.header(attempt, holder_id), None)
             self.confirm(attempt, holder_id)
         return verdict != "again"
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

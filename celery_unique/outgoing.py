@@ -60,8 +60,9 @@ class Outgoing:
         send_when = None if alone else self.send_when
         return self.conclude(self.runtime.coordinator.publish(self.attempt, self.send, send_when))
 
-    def send(self, task_id: str, header: LockHeader | None, delay: int | None) -> Any:
-        options = {**self.options, "task_id": task_id}
+    def send(self, task_id: str, header: LockHeader | None, delay: int | None, **more: Any) -> Any:
+        """``more``: options that this call was not made with."""
+        options = {**self.options, **more, "task_id": task_id}
         if delay is not None:
             options.update(eta=None, countdown=delay / 1000 if delay else None)
         if header is not None:

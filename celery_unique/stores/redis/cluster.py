@@ -9,11 +9,11 @@ from time import monotonic
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores.record import Record
 
+from .acting import BATCH
 from .cluster_nodes import ClusterConnections
 from .moving_store import MovingStore
 from .recent import Recent
 from .server_groups import Cluster, cluster_of
-from .store import BATCH
 
 
 class ClusterStore(MovingStore):

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
 
 from celery_unique.stores.base import ORPHANS_AT_ONCE, Orphan, Promotion
 from celery_unique.stores.following import Follower, Joined
 
 from . import scripts
-from .connections import Command
-from .layout import Layout
-from .scripts import Script
+from .acting import RedisActing
 
 #: The guess is rather late: what is not due yet is sorted out, and what is must not be missed.
 GUESSED_LATE_MS = 1000
 
 
-class RedisFollowing(ABC):
+class RedisFollowing(RedisActing):
     """The part of the store that is about followers."""
 
-    _layout: Layout
     #: How far the server's clock was ahead of this machine's when it was last seen.
     _server_ahead_ms = 0.0
-
-    @abstractmethod
-    def _run(self, script: Script, key: str, *arguments: str | int) -> Any: ...
-
-    @abstractmethod
-    def _ask(self, commands: Sequence[Command], about: Sequence[str] = ()) -> list[Any]: ...
-
-    @abstractmethod
-    def _now(self, clock: list[bytes]) -> int: ...
 
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
         reply = self._run(scripts.FOLLOWERS, key, holder_id or "")

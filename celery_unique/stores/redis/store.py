@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
-from redis.exceptions import NoScriptError, ResponseError
-
 from celery_unique.stores.base import (
     Acquired,
     Claim,
@@ -24,16 +22,13 @@ from celery_unique.stores.base import (
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
 
 from . import diagnosis, scripts
+from .acting import BATCH
 from .address import Address, address_of
-from .connections import Again, Command, Connections, Exchanging
+from .connections import Command, Connections, Exchanging
 from .following import RedisFollowing
 from .layout import Layout, record_of
-from .one_way import RECORD, Act, OneWay
+from .one_way import OneWay
 from .recent import Recent
-from .scripts import Script
-
-#: Commands sent at once before their replies are read.
-BATCH = 500
 
 
 class RedisStore(RedisFollowing):
@@ -41,8 +36,6 @@ class RedisStore(RedisFollowing):
 
     guarantee: Guarantee = "strong"
     mechanism = "one Lua script for each act, run atomically by the Redis server"
-    #: How many one-way acts about other keys go along with an act that somebody waits for.
-    takes_along = 8
 
     def __init__(
         self,
@@ -88,32 +81,22 @@ class RedisStore(RedisFollowing):
         [reply] = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
         return _acquired(reply, claim)
 
-    def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
-        command = self._acquire_command(key, claim)
-        earlier = self._one_way.earlier([command[RECORD]], self.takes_along)
-        try:
-            wait = self._connections.begin([*(act.command for act in earlier), command], _again)
-        except BaseException:
-            self._one_way.put_back(earlier)
-            raise
-
-        def answer() -> Acquired:
-            try:
-                replies = wait()
-            except BaseException:
-                self._one_way.put_back(earlier)
-                raise
-            if earlier:
-                self._one_way.heard(earlier, replies[:-1])
-            replies = self._with_unknown_script(scripts.ACQUIRE, [command], replies[-1:], _again)
-            return _acquired(replies[0], claim)
-
-        return answer
-
     def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
-        replies = self._run_all(scripts.ACQUIRE, commands, _again)
-        return [_acquired(reply, claim) for reply, (_, claim) in zip(replies, claims, strict=True)]
+        return _all_acquired(self._run_all(scripts.ACQUIRE, commands, _again), claims)
+
+    def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
+        command = self._acquire_command(key, claim)
+        wait = self._begin_all(scripts.ACQUIRE, [command], _again, self.takes_along)
+        return lambda: _acquired(wait()[0], claim)
+
+    def begin_acquire_many(
+        self, claims: Sequence[tuple[str, Claim]]
+    ) -> Callable[[], list[Acquired]]:
+        commands = [self._acquire_command(key, claim) for key, claim in claims]
+        takes_along = BATCH if self.takes_along else 0
+        wait = self._begin_all(scripts.ACQUIRE, commands, _again, takes_along)
+        return lambda: _all_acquired(wait(), claims)
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
         return self._command(
@@ -263,9 +246,6 @@ class RedisStore(RedisFollowing):
             if record := record_of(fields, now):
                 yield key, record
 
-    def _now(self, clock: list[bytes]) -> int:
-        return int(clock[0]) * 1000 + int(clock[1]) // 1000 + self.clock_offset_ms
-
     # -- life ----------------------------------------------------------------
     def sweep(self, batch: int = BATCH) -> int:
         """Nothing to do: Redis deletes what has lapsed."""
@@ -284,81 +264,6 @@ class RedisStore(RedisFollowing):
         self._one_way.close()
         self._connections.close()
 
-    # -- commands ------------------------------------------------------------
-    def _command(self, script: Script, key: str, *arguments: str | int) -> Command:
-        return (
-            "EVALSHA",
-            script.sha,
-            3,
-            *self._layout.names_of(key),
-            self.clock_offset_ms,
-            *arguments,
-        )
-
-    def _run(self, script: Script, key: str, *arguments: str | int) -> Any:
-        return self._run_all(script, [self._command(script, key, *arguments)])[0]
-
-    def _run_all(
-        self, script: Script, commands: Sequence[Command], again: Again | None = None
-    ) -> list[Any]:
-        """One round trip for each batch; another one where the server lost the script."""
-        records = [command[RECORD] for command in commands]
-        earlier = self._one_way.earlier(records, self.takes_along)
-        if len(commands) <= BATCH:
-            replies = self._exchange(commands, again, earlier)
-        else:
-            replies = []
-            for first in range(0, len(commands), BATCH):
-                replies += self._exchange(commands[first : first + BATCH], again, earlier)
-                earlier = []
-        return self._with_unknown_script(script, commands, replies, again)
-
-    def _with_unknown_script(
-        self,
-        script: Script,
-        commands: Sequence[Command],
-        replies: list[Any],
-        again: Again | None = None,
-    ) -> list[Any]:
-        while missing := [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
-            # The first one brings the script along and the server keeps it: SCRIPT FLUSH, a
-            # restart and a fail-over cost one more round trip, once, and in a cluster one for
-            # each server.
-            missing = missing[:BATCH]
-            left = [commands[n] for n in missing]
-            left[0] = script.whole(left[0])
-            for n, reply in zip(missing, self._connections.exchange(left, again), strict=True):
-                replies[n] = reply
-        return self._checked(replies)
-
-    def _exchange(
-        self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
-    ) -> list[Any]:
-        """The replies to these commands; ``earlier`` is sent in front of them."""
-        if not earlier:
-            return self._connections.exchange(commands, again)
-        all_of_them = [*(act.command for act in earlier), *commands]
-        try:
-            replies = self._connections.exchange(all_of_them, again)
-        except BaseException:
-            self._one_way.put_back(earlier)
-            raise
-        self._one_way.heard(earlier, replies[: len(earlier)])
-        return replies[len(earlier) :]
-
-    def _ask(self, commands: Sequence[Command], about: Sequence[str] = ()) -> list[Any]:
-        """The replies to commands that read; ``about``: the records whose news must be in them."""
-        return self._checked(self._exchange(commands, None, self._one_way.earlier(about)))
-
-    def _checked(self, replies: list[Any]) -> list[Any]:
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise self._connections.unavailable(reply) from reply
-        return replies
-
-    def _send(self, script: Script, key: str, *arguments: str | int) -> None:
-        self._one_way.send(script, [self._command(script, key, *arguments)])
-
 
 def _flag(value: bool) -> str:
     return "1" if value else ""
@@ -368,6 +273,10 @@ def _again(command: Command) -> Command:
     """An acquire whose reply was lost may have been carried out: not its own duplicate."""
     is_acquire = command[1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE.body)
     return (*command[:-1], "1") if is_acquire else command
+
+
+def _all_acquired(replies: list[Any], claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+    return [_acquired(reply, claim) for reply, (_, claim) in zip(replies, claims, strict=True)]
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:

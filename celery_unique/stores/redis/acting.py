@@ -1,0 +1,131 @@
+"""How acts reach the server: scripts by their hash, with what waits to be told in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from .connections import Again, Command, Exchanging
+from .layout import Layout
+from .one_way import RECORD, Act, OneWay
+from .scripts import Script
+
+#: Commands sent at once before their replies are read.
+BATCH = 500
+
+
+class RedisActing:
+    """What every part of the store does its acts with."""
+
+    #: How many one-way acts about other keys go along with an act that somebody waits for.
+    takes_along = 8
+
+    clock_offset_ms = 0
+    _layout: Layout
+    _connections: Exchanging
+    _one_way: OneWay
+
+    def _now(self, clock: list[bytes]) -> int:
+        return int(clock[0]) * 1000 + int(clock[1]) // 1000 + self.clock_offset_ms
+
+    def _command(self, script: Script, key: str, *arguments: str | int) -> Command:
+        return (
+            "EVALSHA",
+            script.sha,
+            3,
+            *self._layout.names_of(key),
+            self.clock_offset_ms,
+            *arguments,
+        )
+
+    def _run(self, script: Script, key: str, *arguments: str | int) -> Any:
+        return self._run_all(script, [self._command(script, key, *arguments)])[0]
+
+    def _run_all(
+        self, script: Script, commands: Sequence[Command], again: Again | None = None
+    ) -> list[Any]:
+        """One round trip for each batch; another one where the server lost the script."""
+        earlier = self._one_way.earlier(_records(commands), self.takes_along)
+        if len(commands) <= BATCH:
+            replies = self._exchange(commands, again, earlier)
+        else:
+            replies = []
+            for first in range(0, len(commands), BATCH):
+                replies += self._exchange(commands[first : first + BATCH], again, earlier)
+                earlier = []
+        return self._with_unknown_script(script, commands, replies, again)
+
+    def _begin_all(
+        self, script: Script, commands: Sequence[Command], again: Again, takes_along: int
+    ) -> Callable[[], list[Any]]:
+        """``_run_all`` of at most a batch in two steps: what is returned waits for the replies."""
+        earlier = self._one_way.earlier(_records(commands), takes_along)
+        try:
+            wait = self._connections.begin([*(act.command for act in earlier), *commands], again)
+        except BaseException:
+            self._one_way.put_back(earlier)
+            raise
+
+        def heard() -> list[Any]:
+            try:
+                replies = wait()
+            except BaseException:
+                self._one_way.put_back(earlier)
+                raise
+            if earlier:
+                self._one_way.heard(earlier, replies[: len(earlier)])
+            return self._with_unknown_script(script, commands, replies[len(earlier) :], again)
+
+        return heard
+
+    def _with_unknown_script(
+        self,
+        script: Script,
+        commands: Sequence[Command],
+        replies: list[Any],
+        again: Again | None = None,
+    ) -> list[Any]:
+        while missing := [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
+            # The first one brings the script along and the server keeps it: SCRIPT FLUSH, a
+            # restart and a fail-over cost one more round trip, once, and in a cluster one for
+            # each server.
+            missing = missing[:BATCH]
+            left = [commands[n] for n in missing]
+            left[0] = script.whole(left[0])
+            for n, reply in zip(missing, self._connections.exchange(left, again), strict=True):
+                replies[n] = reply
+        return self._checked(replies)
+
+    def _exchange(
+        self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
+    ) -> list[Any]:
+        """The replies to these commands; ``earlier`` is sent in front of them."""
+        if not earlier:
+            return self._connections.exchange(commands, again)
+        all_of_them = [*(act.command for act in earlier), *commands]
+        try:
+            replies = self._connections.exchange(all_of_them, again)
+        except BaseException:
+            self._one_way.put_back(earlier)
+            raise
+        self._one_way.heard(earlier, replies[: len(earlier)])
+        return replies[len(earlier) :]
+
+    def _ask(self, commands: Sequence[Command], about: Sequence[str] = ()) -> list[Any]:
+        """The replies to commands that read; ``about``: the records whose news must be in them."""
+        return self._checked(self._exchange(commands, None, self._one_way.earlier(about)))
+
+    def _checked(self, replies: list[Any]) -> list[Any]:
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise self._connections.unavailable(reply) from reply
+        return replies
+
+    def _send(self, script: Script, key: str, *arguments: str | int) -> None:
+        self._one_way.send(script, [self._command(script, key, *arguments)])
+
+
+def _records(commands: Sequence[Command]) -> list[str]:
+    return [command[RECORD] for command in commands]
