@@ -54,6 +54,8 @@ TIMED_ACTS = (
     "finish",
     "read",
 )
+#: Those that some stores can do in two steps, which then are timed as one.
+TWO_STEP_ACTS = ("acquire", "acquire_many")
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 #: prometheus_client's own way to add up processes, where the user has chosen it.
@@ -181,9 +183,10 @@ class Metrics:
         watched: Any = store
         for act in TIMED_ACTS:
             setattr(watched, act, self._timed(act, getattr(watched, act)))
-        begin = getattr(watched, "begin_acquire", None)
-        if begin is not None:
-            watched.begin_acquire = self._timed_in_two_steps("acquire", begin)
+        for act in TWO_STEP_ACTS:
+            begin = getattr(watched, f"begin_{act}", None)
+            if begin is not None:
+                setattr(watched, f"begin_{act}", self._timed_in_two_steps(act, begin))
 
     def _timed(self, act: str, run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:

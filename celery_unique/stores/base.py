@@ -13,7 +13,8 @@ Acts marked *one way* may return before the store has carried them out.
 A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`, and
 ``begin_acquire(key, claim)``: an acquire in two steps, which sends the claim and returns a function
 that waits for what :meth:`LockStore.acquire` would have returned. It is called once, or never.
-Celery makes the message in between, while the store decides.
+Celery makes the message in between, while the store decides. ``begin_acquire_many(claims)`` is the
+same for :meth:`LockStore.acquire_many`: messages of other calls are sent in between.
 """
 
 from __future__ import annotations
