@@ -9,7 +9,7 @@ from .facts import CallFacts
 from .header import LockHeader
 from .leases import milliseconds
 from .policy import UniquePolicy
-from .stores.base import Acquired, Claim
+from .stores.base import Acquired, Claim, Confirmed
 from .stores.record import letters, terminal_letters
 from .values import value
 
@@ -50,7 +50,7 @@ SendWhen = Callable[[str, Callable[[], LockHeader]], Any]
 Begin = Callable[[str, Claim], Callable[[], Acquired]]
 
 #: ``begin_acquire_many`` of a store.
-BeginMany = Callable[[list[tuple[str, Claim]]], Callable[[], list[Acquired]]]
+BeginMany = Callable[[list[tuple[str, Claim]], list[Confirmed]], Callable[[], list[Acquired]]]
 
 
 @value
@@ -87,6 +87,11 @@ def claim_of(attempt: Attempt) -> Claim:
         arguments=attempt.arguments,
         join=attempt.join,
     )
+
+
+def confirmed_of(attempts: list[Attempt]) -> list[Confirmed]:
+    """What the store is told once their messages are out."""
+    return [(attempt.key, attempt.task_id, attempt.lease_ms) for attempt in attempts]
 
 
 def window_ms(policy: UniquePolicy) -> int:

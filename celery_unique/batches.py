@@ -170,11 +170,13 @@ class _Call:
 class _Asked:
     """Some calls whose locks have been asked for together."""
 
-    def __init__(self, coordinator: UniqueTaskCoordinator, calls: list[_Call]) -> None:
+    def __init__(
+        self, coordinator: UniqueTaskCoordinator, calls: list[_Call], published: list[Attempt]
+    ) -> None:
         self.calls = calls
         self.began = time.monotonic()
         attempts = [call.outgoing.attempt for call in calls if call.outgoing.attempt is not None]
-        self._wait = coordinator.ask_many(attempts) if attempts else list
+        self._wait = coordinator.ask_many(attempts, published)
         self.is_heard = False
 
     def hear(self) -> None:
@@ -220,12 +222,12 @@ class _Batch:
                 asked.hear()
             except StoreUnavailable as error:
                 self._without_store(error)
-                return
+                break
             self._asked = self._ask(parts)
             for call in asked.calls:
                 self._send(call, asked.began)
-            self._confirm()
             asked = self._asked
+        self._confirm()
 
     def _parts(self) -> Iterator[list[_Call]]:
         size = TOGETHER if hasattr(self._coordinator.store, "begin_acquire_many") else BATCH
@@ -233,8 +235,13 @@ class _Batch:
             yield self._calls[first : first + size]
 
     def _ask(self, parts: Iterator[list[_Call]]) -> _Asked | None:
+        """The next ones, if any; the store is told on the way of what is published."""
         part = next(parts, None)
-        return None if part is None else _Asked(self._coordinator, part)
+        if part is None:
+            return None
+        asked = _Asked(self._coordinator, part, self._unconfirmed)
+        self._unconfirmed = []
+        return asked
 
     def _without_store(self, error: StoreUnavailable) -> None:
         """It did not answer: those that it has not spoken of are sent without their locks."""
@@ -266,13 +273,13 @@ class _Batch:
     def _confirm_soon(self, attempt: Attempt, task_id: str) -> None:
         self._coordinator.remember(task_id, attempt.key)
         self._unconfirmed.append(attempt)
-        if len(self._unconfirmed) >= TOGETHER:
+        # Up to as many are told with the next question, where that follows them.
+        if len(self._unconfirmed) > TOGETHER:
             self._confirm()
 
     def _confirm(self) -> None:
         unconfirmed, self._unconfirmed = self._unconfirmed, []
-        if unconfirmed:
-            self._coordinator.confirm_many(unconfirmed)
+        self._coordinator.confirm_many(unconfirmed)
 
     def _settle_conflict(self, call: _Call) -> None:
         attempt = call.outgoing.attempt

@@ -24,6 +24,7 @@ from .attempts import (
     SendWhen,
     changed_delay,
     claim_of,
+    confirmed_of,
     window_ms,
 )
 from .breaker import Breaker, Reply
@@ -155,21 +156,29 @@ class UniqueTaskCoordinator(Telling):
                 raise
             # It was interrupted, which is why we are here, and is given back for that already.
 
-    def ask_many(self, attempts: list[Attempt]) -> Callable[[], list[Acquired]]:
+    def ask_many(
+        self, attempts: list[Attempt], published: list[Attempt]
+    ) -> Callable[[], list[Acquired]]:
         """Ask for many locks together; what becomes of each is as if it was asked for alone.
 
-        What is returned waits for that, once, or raises that the store does not answer. With a
-        store that can do so, it decides meanwhile.
+        What is returned waits for that, once, or raises that the store does not answer. A store
+        that can do so decides meanwhile. It is told of others, ``published``, on the way.
         """
         claims = [(attempt.key, claim_of(attempt)) for attempt in attempts]
         begin: BeginMany | None = getattr(self.store, "begin_acquire_many", None)
+        if not attempts:
+            self.confirm_many(published)
+            return list
         if begin is None:
+            self.confirm_many(published)
             return lambda: self._answers(
                 attempts, self._breaker.run, lambda: self.store.acquire_many(claims)
             )
+        told = confirmed_of(published)
         try:
-            wait = self._answers(attempts, self._breaker.ask, lambda: begin(claims))
+            wait = self._answers(attempts, self._breaker.ask, lambda: begin(claims, told))
         except StoreUnavailable as error:
+            self.confirm_many(published)  # as soon as it answers
             return partial(_raise, error)
         return lambda: self._answers(attempts, self._breaker.hear, wait)
 

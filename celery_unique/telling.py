@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import reports
-from .attempts import Attempt
+from .attempts import Attempt, confirmed_of
 from .breaker import StoreSkipped
 from .exceptions import StoreUnavailable
 from .later import Later
@@ -60,9 +60,11 @@ class Telling:
 
     def confirm_many(self, attempts: list[Attempt]) -> None:
         """As for one of them: after their messages are sent."""
+        if not attempts:
+            return
 
         def act() -> None:
-            self.store.confirm_many([(a.key, a.task_id, a.lease_ms) for a in attempts])
+            self.store.confirm_many(confirmed_of(attempts))
 
         try:
             act()

@@ -13,8 +13,9 @@ Acts marked *one way* may return before the store has carried them out.
 A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`, and
 ``begin_acquire(key, claim)``: an acquire in two steps, which sends the claim and returns a function
 that waits for what :meth:`LockStore.acquire` would have returned. It is called once, or never.
-Celery makes the message in between, while the store decides. ``begin_acquire_many(claims)`` is the
-same for :meth:`LockStore.acquire_many`: messages of other calls are sent in between.
+Celery makes the message in between, while the store decides.
+``begin_acquire_many(claims, confirmed)`` is the same for :meth:`LockStore.acquire_many`, with what
+:meth:`LockStore.confirm_many` would have told: messages of other calls are sent in between.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from .following import Follower
 from .record import Record, State, TaskEntry
 
 Guarantee = Literal["strong", "best-effort"]
+
+#: Key, task id and lease of a task whose message is out.
+Confirmed = tuple[str, str, int]
 
 #: How many orphans one reply tells of.
 ORPHANS_AT_ONCE = 1000
@@ -196,8 +200,8 @@ class LockStore(Protocol):
         The lease runs from the ETA where there is one.
         """
 
-    def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
-        """One way: as many acts as (key, task id, lease), in as few messages as the store can."""
+    def confirm_many(self, confirmed: Sequence[Confirmed]) -> None:
+        """One way: as many acts as there are tasks, in as few messages as the store can."""
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         """Publishing failed: forget the pending task and mark its id withdrawn.

@@ -39,16 +39,22 @@ def task_of(app: Celery) -> Any:
     return rebuild
 
 
-def around_waiting(app: Celery, change: Callable[[int, Wait], Wait]) -> None:
-    """Let ``change`` stand in for what waits for the answers, which it gets with its number."""
+def around_asking(app: Celery, change: Callable[[int, Callable[[], Wait]], Wait]) -> None:
+    """Let ``change`` stand in for the store's ``begin_acquire_many``, which it gets with the
+    number of the question."""
     store: Any = runtime_of(app).store
     begin, asked = store.begin_acquire_many, []
 
-    def begun(claims: Any) -> Any:
+    def begun(claims: Any, confirmed: Any) -> Any:
         asked.append(claims)
-        return change(len(asked), begin(claims))
+        return change(len(asked), lambda: begin(claims, confirmed))
 
     store.begin_acquire_many = begun
+
+
+def around_waiting(app: Celery, change: Callable[[int, Wait], Wait]) -> None:
+    """Let ``change`` stand in for what waits for the answers."""
+    around_asking(app, lambda number, begin: change(number, begin()))
 
 
 def test_the_next_locks_are_asked_for_before_messages_are_sent(app: Celery) -> None:
@@ -124,6 +130,23 @@ def test_a_store_that_falls_silent_half_way(app: Celery, policy: str) -> None:
     # The lock of none of the others stays, although the store had given it.
     eventually(lambda: len(locks(app)) == 6)
     assert len(messages(app)) == 6
+
+
+def test_a_store_that_cannot_even_be_asked_hears_later_of_what_is_published(app: Celery) -> None:
+    rebuild = task_of(app)
+
+    def away(number: int, begin: Callable[[], Wait]) -> Wait:
+        if number == 3:
+            raise StoreUnavailable("it is away")
+        return begin()
+
+    around_asking(app, away)
+
+    with pytest.raises(BatchInterrupted, match="6 of 8 calls were made"):
+        apply_many(rebuild.s(number) for number in range(8))
+
+    flush(app)
+    assert [lookup(rebuild, (number,)).state for number in range(6)] == ["available"] * 6
 
 
 def test_a_time_limit_while_the_answers_are_awaited_leaves_no_lock(app: Celery) -> None:

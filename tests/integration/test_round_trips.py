@@ -13,7 +13,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_unique import DuplicateTask, lookup
+from celery_unique import DuplicateTask, apply_many, batches, lookup
 from celery_unique.runtime import runtime_of
 from celery_unique.stores.redis import scripts
 from tests.integration.apps import flush, make_app
@@ -172,6 +172,21 @@ def test_calls_of_one_process_in_a_row_do_not_wait_for_their_own_confirmations(
 
     assert traffic.blocking == ["EVALSHA"] * 100
     assert traffic.one_way == ["EVALSHA"] * 50
+
+
+def test_confirmations_of_many_calls_go_along_with_the_next_questions(
+    app: Celery, rebuild: Any, watched: Watched
+) -> None:
+    part = batches.TOGETHER
+
+    with watched.during() as seen:
+        apply_many(rebuild.s(shop_id) for shop_id in range(1, 3 * part + 1))
+        flush(app)
+
+    names = {scripts.ACQUIRE.sha: "ask", scripts.CONFIRM.sha: "confirm"}
+    said = [names[c.text.split()[1]] for c in seen if c.name == "EVALSHA"]
+    # Before the first message of a part is sent, the next part is asked for.
+    assert said == ["ask"] * 2 * part + ["confirm"] * part + ["ask"] * part + ["confirm"] * 2 * part
 
 
 def test_nobody_waits_for_the_confirmation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -58,10 +58,15 @@ class RedisActing:
         return self._with_unknown_script(script, commands, replies, again)
 
     def _begin_all(
-        self, script: Script, commands: Sequence[Command], again: Again, takes_along: int
+        self,
+        script: Script,
+        commands: Sequence[Command],
+        again: Again,
+        in_front: Sequence[Act] = (),
     ) -> Callable[[], list[Any]]:
         """``_run_all`` of at most a batch in two steps: what is returned waits for the replies."""
-        earlier = self._one_way.earlier(_records(commands), takes_along)
+        earlier = self._one_way.earlier(_records(commands), self.takes_along)
+        earlier += in_front
         try:
             wait = self._connections.begin([*(act.command for act in earlier), *commands], again)
         except BaseException:
@@ -125,6 +130,13 @@ class RedisActing:
 
     def _send(self, script: Script, key: str, *arguments: str | int) -> None:
         self._one_way.send(script, [self._command(script, key, *arguments)])
+
+    def _acts(self, script: Script, commands: Iterable[Command]) -> list[Act]:
+        """One-way acts that go along with something else; by themselves where nothing may."""
+        if not self.takes_along:
+            self._one_way.send(script, commands)
+            return []
+        return self._one_way.acts(script, commands)
 
 
 def _records(commands: Sequence[Command]) -> list[str]:

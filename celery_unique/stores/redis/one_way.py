@@ -73,13 +73,17 @@ class OneWay:
         self._hurry = threading.Event()  # somebody waits after all
 
     def send(self, script: Script, commands: Iterable[Command]) -> None:
-        self._is_closed = False
-        give_up_at = monotonic() + PATIENCE_S
-        acts = [Act(script, command, give_up_at) for command in commands]
+        acts = self.acts(script, commands)
         with self._changed:
             for act in acts:
                 self._waiting.setdefault(act.command[RECORD], []).append(act)
         self._call()
+
+    def acts(self, script: Script, commands: Iterable[Command]) -> list[Act]:
+        """For who sends them along with something else, and tells what was ``heard``."""
+        self._is_closed = False
+        give_up_at = monotonic() + PATIENCE_S
+        return [Act(script, command, give_up_at) for command in commands]
 
     def _call(self) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from celery_unique.stores.base import (
     Acquired,
     Claim,
+    Confirmed,
     Finish,
     Finished,
     Guarantee,
@@ -87,15 +88,15 @@ class RedisStore(RedisFollowing):
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
-        wait = self._begin_all(scripts.ACQUIRE, [command], _again, self.takes_along)
+        wait = self._begin_all(scripts.ACQUIRE, [command], _again)
         return lambda: _acquired(wait()[0], claim)
 
     def begin_acquire_many(
-        self, claims: Sequence[tuple[str, Claim]]
+        self, claims: Sequence[tuple[str, Claim]], confirmed: Sequence[Confirmed] = ()
     ) -> Callable[[], list[Acquired]]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
-        takes_along = BATCH if self.takes_along else 0
-        wait = self._begin_all(scripts.ACQUIRE, commands, _again, takes_along)
+        confirms = self._acts(scripts.CONFIRM, self._confirm_commands(confirmed))
+        wait = self._begin_all(scripts.ACQUIRE, commands, _again, confirms)
         return lambda: _all_acquired(wait(), claims)
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
@@ -121,10 +122,11 @@ class RedisStore(RedisFollowing):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self.confirm_many([(key, task_id, lease_ms)])
 
-    def confirm_many(self, confirmed: Sequence[tuple[str, str, int]]) -> None:
-        self._one_way.send(
-            scripts.CONFIRM, (self._command(scripts.CONFIRM, *one) for one in confirmed)
-        )
+    def confirm_many(self, confirmed: Sequence[Confirmed]) -> None:
+        self._one_way.send(scripts.CONFIRM, self._confirm_commands(confirmed))
+
+    def _confirm_commands(self, confirmed: Sequence[Confirmed]) -> Iterator[Command]:
+        return (self._command(scripts.CONFIRM, *one) for one in confirmed)
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
