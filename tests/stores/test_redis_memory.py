@@ -33,5 +33,6 @@ def test_a_waiting_lock_takes_little_more_than_a_bare_set(told: dict[str, Any]) 
 def test_it_stays_packed_with_a_long_name_and_with_duplicates(
     told: dict[str, Any], kind: str
 ) -> None:
-    # A hash that Redis does not pack any more takes more than twice a bare SET.
-    assert told["times_bare"][kind] <= 1.8
+    # A hash that Redis does not pack any more takes more than twice a bare SET. These are told
+    # over a tenth of the locks, where what else the server does with its memory shows.
+    assert told["times_bare"][kind] <= 1.95
