@@ -102,12 +102,13 @@ def test_a_retry_keeps_the_key_until_its_own_end(stage: Stage, tag: str, task: s
 
 
 def test_a_retry_without_delay_is_not_kept_waiting(stage: Stage, tag: str) -> None:
-    """A waiting delivery sleeps up to a second before it asks again: every retry would take
-    that long, while a busy machine only makes some of them slow."""
+    """A delivery that waits for a long task sleeps a second before it asks again. Every retry
+    that arrives before its sender has ended would take that long; a busy machine makes only
+    some of them slow."""
     took = []
     for attempt in range(10):
         began = time.monotonic()
-        first = stage.call("retry_once", f"{tag}-{attempt}")
+        first = stage.call("retry_and_linger", f"{tag}-{attempt}")
         eventually(lambda first=first: first.state == "SUCCESS", interval=0.005)
         took.append(time.monotonic() - began)
         stage.assert_nothing_left(first)

@@ -6,6 +6,7 @@ talks to the running body.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -113,6 +114,14 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
     def retry_once(self: Task, tag: str, countdown: float = 0) -> int:
         if props.enter(tag) == 1:
             raise self.retry(countdown=countdown)
+        return int(self.request.retries)
+
+    @task(name="retry_and_linger", bind=True, unique=True)
+    def retry_and_linger(self: Task, tag: str) -> int:
+        if props.enter(tag) == 1:
+            again = self.retry(countdown=0, throw=False)
+            time.sleep(0.1)  # the message of the retry arrives meanwhile
+            raise again
         return int(self.request.retries)
 
     @task(name="retry_once_late", bind=True, unique=True, acks_late=True)
