@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from benchmarks import docs, report, sizing
+from benchmarks import docs, growth, growth_sql, report, sizing
+from benchmarks.__main__ import PARTS
+from benchmarks.databases import DATABASES
 from benchmarks.plot import svg
 
 
@@ -35,8 +37,14 @@ def test_a_part_that_was_not_measured_is_said_to_be_missing():
     assert f"<!-- bench:growth_sql -->\n{docs.NOT_MEASURED}\n<!-- /bench -->" in filled
 
 
-def test_the_run_was_a_full_one_with_everybody_in_it():
-    """A part that it left out is said to be missing, on the page and among the goals."""
+def test_the_run_was_a_full_one_with_everything_and_everybody_in_it():
     assert document()["sizes_name"] == "full"
     assert document()["missing"] == []
     assert document()["failed"] == []
+
+    results = document()["results"]
+    assert results.keys() == PARTS.keys()
+    assert results["growth"]["figures"].keys() == growth.KINDS.keys()
+    assert results["growth_sql"]["stores"].keys() == DATABASES.keys()
+    for store in results["growth_sql"]["stores"].values():
+        assert store["figures"].keys() == growth_sql.SQL_KINDS.keys()
