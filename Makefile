@@ -5,6 +5,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
+# A suite that starts hundreds of Python processes compiles its sources once. (An empty value is
+# as none.)
+export PYTHONDONTWRITEBYTECODE =
+
 # Extra arguments for pytest: make test-fast ARGS="-k policy"
 ARGS ?=
 # How many test processes run at once. Each has servers of its own; with more of them than cores,

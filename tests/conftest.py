@@ -159,7 +159,7 @@ def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer
     _must_be_marked(request)
     url = postgres_server.fresh_url()
     yield url
-    postgres_server.drop(url)
+    postgres_server.give_back(url)
 
 
 @pytest.fixture

@@ -190,7 +190,30 @@ def test_each_postgres_database_is_empty_and_its_own(
         ).fetchall()
 
     assert tables == []
-    postgres_server.drop(other_url)
+    postgres_server.give_back(other_url)
+
+
+def test_a_postgres_database_that_is_used_again_is_empty(postgres_server: PostgresServer) -> None:
+    url = postgres_server.fresh_url()
+    still_there = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+    still_there.execute("CREATE TABLE locks (key text)")
+    still_there.execute("CREATE SCHEMA other CREATE TABLE locks (key text)")
+
+    postgres_server.give_back(url)
+    again = postgres_server.fresh_url()
+    while again != url:
+        postgres_server.give_back(again)
+        again = postgres_server.fresh_url()
+
+    with pytest.raises(psycopg.OperationalError):
+        still_there.execute("SELECT 1")
+    with psycopg.connect(again.replace("+psycopg", "")) as connection:
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname NOT IN "
+            "('pg_catalog', 'information_schema')"
+        ).fetchall()
+    assert tables == []
+    postgres_server.give_back(again)
 
 
 def test_each_rabbitmq_virtual_host_has_no_queues(rabbitmq_url: str) -> None:

@@ -246,8 +246,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 #: Histories, and acts in each.
 BUDGET = {
-    "memory": (150, 40),
-    "sqlite": (80, 30),
+    "memory": (100, 40),
+    "sqlite": (60, 30),
     # Where only the way to the server is another one.
     "cluster": (40, 40),
     "sentinel": (15, 30),
@@ -256,7 +256,7 @@ BUDGET = {
     "django-cache://locks": (15, 30),
     "django-db://locks": (10, 30),
 }
-SERVER_BUDGET = (100, 40)
+SERVER_BUDGET = (60, 40)
 
 
 def budget(kind: str, share: float = 1.0) -> settings:
