@@ -32,6 +32,8 @@ def plain_app(**conf: Any) -> Celery:
     ours = {
         "task_default_queue": name,
         "broker_transport_options": {"polling_interval": 0.01},
+        # How long a worker that is told to end sleeps while a task waits for its ETA.
+        "worker_timer_precision": 0.05,
         # The worker of a test shares its process, and with it the logging of pytest.
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,

@@ -389,6 +389,7 @@ def rebuild(shop_id): ...
 """
 
 
+@pytest.mark.slow
 def test_celery_call_gives_the_holders_id(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     command = "-A shop call shop.rebuild --args [7]"

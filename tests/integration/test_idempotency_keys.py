@@ -759,6 +759,7 @@ def pay(account): ...
 """
 
 
+@pytest.mark.slow
 def test_celery_call_has_no_option_for_a_key_and_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
 

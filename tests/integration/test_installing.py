@@ -378,6 +378,7 @@ def rebuild(shop_id):
 """
 
 
+@pytest.mark.slow
 def test_a_real_worker_of_an_app_without_install_frees_the_key(
     tmp_path: Path, start_worker: Callable[..., Worker]
 ) -> None:

@@ -438,6 +438,7 @@ def run_python(program: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_greenlets_share_one_store(sql_url: str) -> None:
     done = run_python(
         f"""
@@ -499,6 +500,7 @@ def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgre
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_confirms_are_carried_out_before_the_program_ends(
     opened: Callable[..., SqlStore], sql_url: str
 ) -> None:
@@ -520,6 +522,7 @@ def test_confirms_are_carried_out_before_the_program_ends(
     assert states == ["w"] * 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_confirms_are_carried_out_before_a_child_process_ends(
     opened: Callable[..., SqlStore], sqlite_url: str, tmp_path: Path, method: str

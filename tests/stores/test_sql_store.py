@@ -422,6 +422,7 @@ def _first_act(url: str, ready: Any, go: Any, answers: Any, number: int) -> None
         answers.put(repr(error))
 
 
+@pytest.mark.slow
 def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
     # Not forked from this process: its threads, those of other tests too, may hold any mutex.
     clean = multiprocessing.get_context("forkserver")
