@@ -127,9 +127,10 @@ _drained_at_end_of: int | None = None
 
 
 def _drain_all() -> None:
+    began = time.monotonic()
     for queue in list(_queues):
-        began = time.monotonic()
-        left = queue.drain(queue._timeout_s)
+        # Each has its own time-out, and all of them had time since the first one was waited for.
+        left = queue.drain(max(0.0, began + queue._timeout_s - time.monotonic()))
         if left:
             logger.warning(
                 "%d one-way acts on the lock store were not carried out within %.1f s of the exit",

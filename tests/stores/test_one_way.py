@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -154,3 +155,25 @@ def test_where_no_thread_can_be_started_the_caller_carries_it_out(
 
     assert done == [1]
     queue.flush()
+
+
+def test_at_exit_stores_that_are_down_are_waited_for_together(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    waited: list[float] = []
+
+    class Stuck(OneWay):
+        def drain(self, timeout_s: float) -> int:
+            waited.append(timeout_s)
+            clock[0] += timeout_s
+            return 1
+
+    stuck = [Stuck(2.0), Stuck(2.0), Stuck(5.0)]
+    with monkeypatch.context() as patched:
+        patched.setattr(one_way, "_queues", stuck)
+        patched.setattr(one_way, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        one_way._drain_all()
+
+    assert waited == [2.0, 0.0, 3.0]
+    assert [record.args for record in caplog.records] == [(1, 2.0), (1, 2.0), (1, 5.0)]
