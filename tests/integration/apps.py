@@ -6,7 +6,7 @@ import base64
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from celery.worker import state as worker_state
 from kombu.transport import memory
 
 import celery_unique
+from celery_unique.exceptions import ConfigurationError
 from celery_unique.runtime import runtime_of
 
 
@@ -107,6 +108,9 @@ def working(app: Celery, **options: Any) -> Iterator[Any]:
         with start_worker(app, perform_ping_check=False, loglevel="WARNING", **options) as worker:
             yield worker
             _end_soon(app)
+        # What its threads have told the store has arrived, as after the end of a process.
+        with suppress(ConfigurationError):  # an app without the library
+            runtime_of(app).flush()
     finally:
         _state.default_app, _state._tls.current_app = before
 

@@ -381,7 +381,7 @@ def sql_desk(
     yield desk
     desk.close()
     if request.param == "postgresql":
-        postgres_server.drop(url)
+        postgres_server.give_back(url)
 
 
 def test_the_commands_on_sql(sql_desk: Desk) -> None:
