@@ -10,24 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 from . import conflicts, reports
-from .answers import Answer, NotAdmitted, NotAnswered
+from .answers import NotAdmitted, NotAnswered
+from .asking import Asking
 from .attempts import (
     Attempt,
     Begin,
-    BeginMany,
     Published,
     Send,
     SendWhen,
     changed_delay,
     claim_of,
-    confirmed_of,
     window_ms,
 )
-from .breaker import Breaker, Reply
 from .exceptions import IdempotencyKeyConflict, StoreUnavailable
 from .facts import CallFacts
 from .header import LockHeader
@@ -35,7 +33,7 @@ from .leases import Leases
 from .settings import UniqueSettings
 from .stores.base import Acquired, Holder, LockStore
 from .stores.record import State, letters, terminal_letters
-from .telling import Remembered, Telling
+from .telling import Remembered
 
 #: How long a duplicate of an unconfirmed holder waits before it looks again.
 LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
@@ -45,7 +43,7 @@ ROUNDS = 5
 LONG_WAIT_MS = 3_600_000
 
 
-class UniqueTaskCoordinator(Telling):
+class UniqueTaskCoordinator(Asking):
     """Everything this library does with one lock store for callers."""
 
     def __init__(
@@ -54,7 +52,6 @@ class UniqueTaskCoordinator(Telling):
         super().__init__(app, store)
         self.settings = settings
         self.leases = leases
-        self._breaker = Breaker()
         #: Keys that were taken when they were last asked for, and probably still are: a message
         #: that is made for nothing costs more than waiting for the answer.
         self._taken_lately = Remembered()
@@ -81,7 +78,7 @@ class UniqueTaskCoordinator(Telling):
                 if send_when is not None and begin is not None:
                     made = self._publish_when_admitted(attempt, begin, send_when, began)
                 else:
-                    made = self._acquire(attempt)
+                    made = self.acquire(attempt)
             except NotAnswered as silence:
                 return self.without_store(attempt, send, silence.error)
             if isinstance(made, Published):
@@ -94,30 +91,11 @@ class UniqueTaskCoordinator(Telling):
         # The holders vanished as fast as they came: publish rather than lose the call.
         return self._publish_unlocked(attempt, send, "its holder kept vanishing")
 
-    def _acquire(self, attempt: Attempt) -> Acquired:
-        claim = claim_of(attempt)
-        return self._answer(
-            attempt, self._breaker.run, lambda: self.store.acquire(attempt.key, claim)
-        )
-
-    def _answer(
-        self,
-        attempt: Attempt,
-        through: Callable[[Callable[[], Reply]], Reply],
-        act: Callable[[], Reply],
-    ) -> Reply:
-        try:
-            return self._answers([attempt], through, act)
-        except StoreUnavailable as error:
-            raise NotAnswered(error) from error
-
     def _publish_when_admitted(
         self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float
     ) -> Published | Acquired:
         """Have the message made, and sent if the store answers that the lock is taken."""
-        claim = claim_of(attempt)
-        wait = self._answer(attempt, self._breaker.ask, lambda: begin(attempt.key, claim))
-        answer = Answer(lambda: self._answer(attempt, self._breaker.hear, wait))
+        answer = self.ask(attempt, begin)
 
         def admit() -> LockHeader:
             acquired = answer.heard()
@@ -132,73 +110,19 @@ class UniqueTaskCoordinator(Telling):
         except NotAnswered:
             raise
         except BaseException:
-            self._withdraw_asked(attempt, answer)
+            self.withdraw_asked(attempt, answer)
             raise
         if not answer.was_awaited:
             # Somebody's own way to make messages: this one is out, and nobody would give its
             # lock back, since it has no header. The next one gets it before it is made.
             self._celery_makes_messages = False
-            self._withdraw_asked(attempt, answer)
+            self.withdraw_asked(attempt, answer)
             reports.unlocked(attempt.task_name, attempt.task_id, "its message is not Celery's own")
             return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
         acquired = answer.heard()
         if acquired.outcome != "created":  # what would have said so did not get through
             return acquired
         return self._published(attempt, acquired, result, self.confirm)
-
-    def _withdraw_asked(self, attempt: Attempt, answer: Answer) -> None:
-        try:
-            self.withdraw(attempt, answer.heard())
-        except (StoreUnavailable, NotAnswered):
-            self.give_back_later(attempt)
-        except BaseException:
-            if answer.acquired is not None:
-                raise
-            # It was interrupted, which is why we are here, and is given back for that already.
-
-    def ask_many(
-        self, attempts: list[Attempt], published: list[Attempt]
-    ) -> Callable[[], list[Acquired]]:
-        """Ask for many locks together; what becomes of each is as if it was asked for alone.
-
-        What is returned waits for that, once, or raises that the store does not answer. A store
-        that can do so decides meanwhile. It is told of others, ``published``, on the way.
-        """
-        claims = [(attempt.key, claim_of(attempt)) for attempt in attempts]
-        begin: BeginMany | None = getattr(self.store, "begin_acquire_many", None)
-        if not attempts:
-            self.confirm_many(published)
-            return list
-        if begin is None:
-            self.confirm_many(published)
-            return lambda: self._answers(
-                attempts, self._breaker.run, lambda: self.store.acquire_many(claims)
-            )
-        told = confirmed_of(published)
-        try:
-            wait = self._answers(attempts, self._breaker.ask, lambda: begin(claims, told))
-        except StoreUnavailable as error:
-            self.confirm_many(published)  # as soon as it answers
-            return partial(_raise, error)
-        return lambda: self._answers(attempts, self._breaker.hear, wait)
-
-    def _answers(
-        self,
-        attempts: list[Attempt],
-        through: Callable[[Callable[[], Reply]], Reply],
-        act: Callable[[], Reply],
-    ) -> Reply:
-        try:
-            return through(act)
-        except StoreUnavailable as error:
-            self.say_store_error("acquire", error, attempts[0])
-            raise
-        except BaseException:
-            # A time limit of the caller's, for example: nobody has heard the answer, and the
-            # locks may have been taken all the same.
-            for attempt in attempts:
-                self.give_back_later(attempt)
-            raise
 
     def header(
         self, attempt: Attempt, task_id: str, created_at: int = 0, outcome: str = "created"
@@ -358,7 +282,3 @@ class UniqueTaskCoordinator(Telling):
             send(holder_id, self.header(attempt, holder_id), None)
             self.confirm(attempt, holder_id)
         return verdict != "again"
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
