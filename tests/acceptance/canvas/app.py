@@ -33,6 +33,9 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
         broker_connection_retry_on_startup=True,
         result_extended=True,
         result_expires=600,
+        # Fifty greenlets that publish at once need more than kombu's ten: it takes the lack of one
+        # for a lost broker, and a message that it was just receiving is lost with that.
+        broker_transport_options={"max_connections": 200},
         # Chords on backends that cannot count are polled for.
         result_chord_retry_interval=0.2,
         **settings,
