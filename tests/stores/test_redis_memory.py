@@ -54,4 +54,4 @@ def test_it_stays_packed_with_a_long_name_and_with_duplicates(
         names = [store._layout.name_of(key) for key, _ in pairs]
         encodings = {client.object("encoding", name) for name in names}
     store.close()
-    assert encodings == {b"listpack"}
+    assert encodings <= {b"listpack", b"ziplist"}  # the latter before Redis 7
