@@ -132,6 +132,9 @@ class Held:
     run_lease_ms: int = 0
     #: It runs, and its message may come back all the same: its end leaves a done mark.
     copies: bool = False
+    #: Of a message that is only held: the delivery as which it starts. If it has done so by now,
+    #: nothing is extended: its key would outlast its worker for as long as a message may wait.
+    waits_as: str = ""
 
 
 @value

@@ -112,7 +112,8 @@ class Renewer:
             return None
         leases = holding.leases
         if not request.unique_started:
-            return Held(lock.key, lock.task_id, "", leases.queue_ms)
+            # As far as this thread can see: the worker's main one may just be starting it.
+            return Held(lock.key, lock.task_id, "", leases.queue_ms, waits_as=lock.delivery)
         # Once a message is acknowledged, only its worker keeps the key: the short lease.
         lease_ms = leases.queue_ms if request.task.acks_late else leases.run_ms
         return Held(lock.key, lock.task_id, lock.delivery, lease_ms, leases.run_ms)

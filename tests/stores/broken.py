@@ -278,5 +278,10 @@ class RenewShortens(BrokenStore):
         return replies
 
 
+class RenewsAsWaitingWhatHasStarted(BrokenStore):
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        return super().renew([replace(one, waits_as="") for one in held])
+
+
 def every_broken_store() -> list[type[BrokenStore]]:
     return BrokenStore.__subclasses__()

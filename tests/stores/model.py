@@ -465,11 +465,12 @@ class Model(FollowingModel):
         task["copies"] = task["copies"] or copies
         return True
 
-    def renew_held(self, key: str, task_id: str, *, lease: int) -> bool:
+    def renew_held(self, key: str, task_id: str, *, lease: int, waits_as: str) -> bool:
         task, mark = self.task(key, task_id), self.mark(key, task_id)
         if mark is not None:
             mark["until"] = max(mark["until"], self.now + lease)
-        if task is not None and task["state"] not in FINAL:
+        started = task is not None and waits_as != "" and task["delivery"] == waits_as
+        if task is not None and task["state"] not in FINAL and not started:
             was_pending = task["state"] == "pending"
             task["lease"] = max(task["lease"], self._from_eta(task) + lease)
             if was_pending:

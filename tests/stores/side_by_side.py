@@ -243,13 +243,13 @@ class SideBySide:
             self.model.note_token(key, task_id, reply.token)
         assert reply.token == task["token"]
 
-    def renew(self, lines: Sequence[tuple[str, str, str, int, int, bool]]) -> None:
-        """Lines of key, id, delivery ("" for a message that is only held), two leases, and
-        whether the message may come back while it runs."""
+    def renew(self, lines: Sequence[tuple[str, str, str, int, int, bool, str]]) -> None:
+        """Lines of key, id, delivery ("" for a message that is only held), two leases,
+        whether the message may come back while it runs, and as what it waits."""
         replies = self.store.renew(
             [
-                Held(key, task_id, delivery, lease * MINUTE, run_lease * MINUTE, copies)
-                for key, task_id, delivery, lease, run_lease, copies in lines
+                Held(key, task_id, delivery, lease * MINUTE, run_lease * MINUTE, copies, waits_as)
+                for key, task_id, delivery, lease, run_lease, copies, waits_as in lines
             ]
         )
 
@@ -258,10 +258,17 @@ class SideBySide:
             self.count(f"renew: {'extended' if mine else 'lost'}")
 
     def _model_renews(
-        self, key: str, task_id: str, delivery: str, lease: int, run_lease: int, copies: bool
+        self,
+        key: str,
+        task_id: str,
+        delivery: str,
+        lease: int,
+        run_lease: int,
+        copies: bool,
+        waits_as: str,
     ) -> bool:
         if not delivery:
-            return self.model.renew_held(key, task_id, lease=lease)
+            return self.model.renew_held(key, task_id, lease=lease, waits_as=waits_as)
         return self.model.renew_running(
             key, task_id, delivery, lease=lease, run_lease=run_lease, copies=copies
         )

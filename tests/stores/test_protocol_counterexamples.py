@@ -341,6 +341,20 @@ def test_a_paused_worker_does_not_renew_what_another_delivery_has_taken_over(
     assert store.start(key, start("first", "d3")) == Started("wait")
 
 
+@without(broken.RenewsAsWaitingWhatHasStarted)
+def test_a_worker_that_dies_as_its_task_starts_does_not_leave_the_key_to_the_queue_lease(
+    store: LockStore, key: str
+) -> None:
+    """The thread that renews saw the message waiting, and tells so after the start."""
+    publish(store, key, "first")
+    store.start(key, start("first", "d1", lease_ms=RUN_LEASE))  # acknowledged early
+    store.renew([held(key, "first", waits_as="d1")])
+
+    advance(store, RUN_LEASE)
+
+    assert store.acquire(key, claim("second")).outcome == "created"
+
+
 # -- finishing ----------------------------------------------------------------
 
 

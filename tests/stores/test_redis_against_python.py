@@ -147,7 +147,11 @@ class Acts:
         running = [self._running() for _ in range(3)]
         held = [(self._id(), "") for _ in range(3)]
         lines = [
-            Held(KEY, *one, self._duration(), self._duration(), self._random.random() < 0.3)
+            Held(
+                *(KEY, *one, self._duration(), self._duration()),
+                copies=self._random.random() < 0.3,
+                waits_as=self._random.choice(["", self._running()[1]]),
+            )
             for one in running + held
         ]
         return lambda store: store.renew(lines)

@@ -84,7 +84,7 @@ ACTS = st.one_of(
             keep=st.sampled_from(["", "c"]),
         ),
     ),
-    act("renew", IDS, st.one_of(st.just(""), DELIVERIES), SPANS),
+    act("renew", IDS, st.one_of(st.just(""), DELIVERIES), SPANS, DELIVERIES),
     act("retry", IDS, DELIVERIES, SPANS, st.booleans()),
     act("finish", FINISHES),
     act("settle", FINISHES, st.booleans()),
@@ -115,8 +115,8 @@ def play(store: Any, key: str, step: tuple[Any, ...]) -> Any:
         store.sweep()  # how much there is to sweep is the store's own affair
         return None
     if name == "renew":
-        task_id, delivery, span = arguments
-        return store.renew([Held(key, task_id, delivery, span, span)])
+        task_id, delivery, span, waits_as = arguments
+        return store.renew([Held(key, task_id, delivery, span, span, waits_as=waits_as)])
     reply = getattr(store, name)(key, *arguments)
     store.flush()
     return reply

@@ -85,7 +85,8 @@ def renew(record: Record, held: Held, now: int) -> bool:
     mark = record.marks.get(held.task_id)
     if mark is not None:  # beside a kept task too: this message must still meet it
         mark.until = max(mark.until, now + held.lease_ms)
-    if task is not None and not task.terminal:
+    has_started = task is not None and task.delivery and task.delivery == held.waits_as
+    if task is not None and not task.terminal and not has_started:
         pending = task.state == "p"
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
         if pending:

@@ -2,7 +2,8 @@
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
---          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs
+--          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs,
+--          7 the delivery as which a message that is only held starts
 -- Returns  1 extended, 0 lost: absent, or another delivery's
 local id, delivery = ARGV[2], ARGV[3]
 local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -22,7 +23,8 @@ if mark then  -- beside a kept task too: this message must still meet it
   mark[2] = math.max(mark[2], now + lease)
   write("m:" .. id, mark)
 end
-if task and not over then
+local has_started = task and task[DELIVERY] ~= "" and task[DELIVERY] == ARGV[7]
+if task and not over and not has_started then
   local pending = task[STATE] == "p"
   if pending then task[STATE] = "w" end  -- a message in hand has been published
   task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)

@@ -174,6 +174,7 @@ class RedisStore(RedisFollowing):
                 one.lease_ms,
                 one.run_lease_ms,
                 _flag(one.copies),
+                one.waits_as,
             )
             for one in held
         ]

@@ -410,6 +410,35 @@ class RunningContract:
             before, lease=about(now_of(store) + QUEUE_LEASE)
         )
 
+    def test_renew_of_a_held_message_that_has_started_meanwhile_extends_nothing(
+        self, store: LockStore, key: str
+    ) -> None:
+        """The worker's thread that renews saw it waiting: for so long the key would be held by
+        an acknowledged message, if the worker died now."""
+        publish(store, key, "first")
+        store.start(key, start("first", "d1", lease_ms=RUN_LEASE))
+        before = record_of(store, key)
+
+        replies = store.renew([held(key, "first", waits_as="d1")])
+
+        assert replies == [True]
+        assert record_of(store, key) == before
+
+    def test_renew_of_a_held_message_extends_the_lock_of_another_delivery(
+        self, store: LockStore, key: str
+    ) -> None:
+        """Of its twin: should that die, this one is run, and the key must be held until then."""
+        publish(store, key, "first")
+        store.start(key, start("first", "d1", lease_ms=RUN_LEASE))
+        before = task_of(store, key, "first")
+
+        replies = store.renew([held(key, "first", waits_as="d2")])
+
+        assert replies == [True]
+        assert task_of(store, key, "first") == replace(
+            before, lease=about(now_of(store) + QUEUE_LEASE)
+        )
+
     def test_renew_of_a_held_message_never_shortens_a_lease(
         self, store: LockStore, key: str
     ) -> None:
