@@ -42,6 +42,8 @@ def reject(conflict: Conflict, reason: str | None = None) -> CallFacts:
 
 def cannot_replace(conflict: Conflict) -> CallFacts:
     """The store has replaced what could be replaced: this is what could not."""
+    if conflict.conceal:  # one answer for all states, or it would tell the holder's
+        return reject(conflict, "what holds it cannot be replaced")
     if conflict.holder.state is State.COMPLETED:  # its idempotency key answers for it
         return ignore(conflict)
     if conflict.holder.state is State.ACTIVE:

@@ -17,7 +17,16 @@ from kombu.exceptions import OperationalError
 from celery_unique import DuplicateTask, StoreUnavailable, lookup, unique_superseded
 from celery_unique.runtime import runtime_of
 from celery_unique.signals import unique_acquired
-from tests.integration.apps import Sent, advance, flush, locks, messages, value_of, working
+from tests.integration.apps import (
+    Sent,
+    advance,
+    flush,
+    locks,
+    make_app,
+    messages,
+    value_of,
+    working,
+)
 from tests.integration.test_publish_failures import SlowPublish, raising, replace_publish
 from tests.kit import eventually
 
@@ -256,6 +265,25 @@ def test_an_active_holder_rejects_and_says_why(app: Celery, strategy: str) -> No
     assert "a task that runs cannot be replaced" in str(rejected.value)
     assert rejected.value.to_ojs()["error"]["code"] == "duplicate"
     assert shop.ran == [1]
+
+
+def test_with_concealed_holders_the_reason_does_not_tell_the_holders_state() -> None:
+    app = make_app("memory://", unique_conceal_holder=True)
+    shop = Shop(app, unique_on_conflict="replace")
+
+    with working(app):
+        first = shop.call(1, idempotency_key="k")
+        assert shop.began.wait(10)
+        with pytest.raises(DuplicateTask) as while_it_runs:
+            shop.call(1, idempotency_key="k")
+        shop.may_end.set()
+        assert value_of(first) == 1
+    with pytest.raises(DuplicateTask) as after_its_end:
+        shop.call(1, idempotency_key="k")
+
+    told = [(str(error.value), vars(error.value)) for error in (while_it_runs, after_its_end)]
+    assert told[0] == told[1]
+    assert while_it_runs.value.reason == "what holds it cannot be replaced"
 
 
 def test_until_start_a_call_waits_beside_the_active_task_and_is_replaced(app: Celery) -> None:
