@@ -220,9 +220,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for _ in range(draw(st.integers(1, 3))):
             key, task_id = self._subject(draw, ACTS["renew"])
             only_held = draw(st.booleans())
-            delivery = "" if only_held else self._delivery(draw, key, task_id)
+            delivery = waits_as = self._delivery(draw, key, task_id)
+            if only_held:
+                delivery, waits_as = "", draw(st.sampled_from(["", waits_as]))
             leases = draw(DURATIONS), draw(DURATIONS)
-            lines.append((key, task_id, delivery, *leases, draw(st.booleans())))
+            lines.append((key, task_id, delivery, *leases, draw(st.booleans()), waits_as))
         self.both.renew(lines)
 
     def _retry(self, draw: Draw) -> None:
@@ -246,17 +248,17 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 #: Histories, and acts in each.
 BUDGET = {
-    "memory": (100, 40),
-    "sqlite": (60, 30),
+    "memory": (60, 40),
+    "sqlite": (40, 30),
     # Where only the way to the server is another one.
-    "cluster": (40, 40),
+    "cluster": (20, 40),
     "sentinel": (15, 30),
     "tls": (15, 30),
     "mariadb": (25, 30),
     "django-cache://locks": (15, 30),
     "django-db://locks": (10, 30),
 }
-SERVER_BUDGET = (60, 40)
+SERVER_BUDGET = (40, 40)
 
 
 def budget(kind: str, share: float = 1.0) -> settings:
