@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +95,20 @@ class Workers:
             *("--without-gossip", "--without-mingle", "--hostname", f"{name}@bench"),
         ]
         return subprocess.Popen(
-            command, env=env, stdout=self._log, stderr=self._log, cwd=REPOSITORY
+            command,
+            env=env,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=REPOSITORY,
+            start_new_session=True,
         )
 
     def stop(self) -> None:
         for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+            # With the processes of its pool. It has nothing left to do, and would take seconds.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
         self._log.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

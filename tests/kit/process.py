@@ -15,6 +15,7 @@ from typing import IO
 
 import psutil
 
+from tests.kit.forking import COMMAND, Fork
 from tests.kit.waiting import eventually
 
 _alive: set[LocalProcess] = set()
@@ -25,7 +26,10 @@ class ProcessFailed(AssertionError):
 
 
 class LocalProcess:
-    """A subprocess that leads its own process group and writes into one log file."""
+    """A subprocess that leads its own process group and writes into one log file.
+
+    ``forked``: a command of Celery's, as a fork of a process that has imported Celery.
+    """
 
     def __init__(
         self,
@@ -35,13 +39,15 @@ class LocalProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        forked: bool = False,
     ) -> None:
         self.command = list(command)
         self.log_path = log_path
         self._cwd = cwd
         self._env = env
         self._user = user
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forked = forked
+        self._process: subprocess.Popen[bytes] | Fork | None = None
 
     def start(self) -> None:
         if self.is_running():
@@ -50,7 +56,11 @@ class LocalProcess:
             self._process = self._spawn(log)
         _alive.add(self)
 
-    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes] | Fork:
+        if self._forked:
+            assert self.command[:3] == COMMAND
+            cwd, env = self._cwd or Path.cwd(), os.environ if self._env is None else self._env
+            return Fork(self.command[3:], cwd=cwd, env=env, log_path=self.log_path)
         return subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -128,7 +138,7 @@ class LocalProcess:
         self.start()
 
     @property
-    def _popen(self) -> subprocess.Popen[bytes]:
+    def _popen(self) -> subprocess.Popen[bytes] | Fork:
         assert self._process is not None
         return self._process
 

@@ -63,6 +63,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join([*import_path, *([inherited] if inherited else [])]),
                 **(env or {}),
             },
+            forked=pool != "gevent",
         )
 
     def start(self, *, timeout: float = 30.0) -> Self:
