@@ -11,7 +11,7 @@ import pytest
 
 import celery_unique
 from tests.acceptance.stage import Stage
-from tests.kit import RabbitMQServer, eventually
+from tests.kit import eventually
 
 pytestmark = pytest.mark.versions
 
@@ -23,11 +23,11 @@ MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture
-def stage_at(own_stage: MakeStage, rabbitmq_server: RabbitMQServer) -> MakeStage:
+def stage_at(request: pytest.FixtureRequest, own_stage: MakeStage) -> MakeStage:
     """``stage_at("rabbitmq", **settings)``: with a worker that runs one task at a time."""
 
     def make(broker: str, **settings: Any) -> Stage:
-        url = rabbitmq_server.fresh_url() if broker == "rabbitmq" else None
+        url = None if broker == "redis" else request.getfixturevalue(f"{broker}_url")
         stage = own_stage(broker=url, **settings)
         stage.start_worker(concurrency=1, log_level="DEBUG")
         return stage
@@ -63,7 +63,9 @@ def test_a_warm_shutdown_ends_what_runs_and_keeps_the_key_of_what_waits(
     assert stage.duplicate(task, tag).id == running.id
     stage.props.let_go(tag)
 
-    assert stage.worker.stop() == 0
+    # No second signal: at the very end of a process it kills.
+    eventually(lambda: not stage.worker.is_running(), timeout=30)
+    assert stage.worker.exit_code == 0
     assert stage.end_of(running, "SUCCESS") == tag
     stage.wait_until_free(task, tag)
     stage.assert_released(running, "completed")

@@ -28,7 +28,7 @@ LATE = "tests.chaos.app.late"
 def test_nothing_is_lost_doubled_or_stuck_under_faults(broker: str, tmp_path: Path) -> None:
     plan = Plan(broker=broker, seed=time.time_ns() % 10_000)
 
-    report = run(plan, tmp_path, seconds=0, episode_s=3)
+    report = run(plan, tmp_path, seconds=0, episode_s=2)
 
     print(report.text())
     assert report.passed, report.text()

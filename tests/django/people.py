@@ -52,13 +52,11 @@ def another_store(url: str) -> Iterator[None]:
     """The project with its locks elsewhere, for a while."""
     from tests.django.shop.celery import app
 
-    before = dict(app.conf.changes)
     app.conf.unique_store_url = url
     try:
         yield
     finally:
-        app.conf.changes.clear()
-        app.conf.changes.update(before)
+        del app.conf.changes["unique_store_url"]
 
 
 def empty_store() -> None:

@@ -425,6 +425,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.slow
 def test_every_celery_command_pays_next_to_nothing_for_it(report: Callable[[str], None]) -> None:
     outputs = [
         subprocess.run(

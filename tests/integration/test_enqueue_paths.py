@@ -432,6 +432,7 @@ DJANGO = """
 """
 
 
+@pytest.mark.slow
 def test_delay_on_commit_of_django_publishes_once_and_returns_none(tmp_path: Path) -> None:
     assert run_python(DJANGO, tmp_path) == "[None, None] 1"
 

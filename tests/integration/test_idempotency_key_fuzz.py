@@ -15,7 +15,7 @@ from celery_unique import IdempotencyKeyConflict, lookup, release
 from tests.integration.apps import make_app, messages
 
 #: On Redis and PostgreSQL, which a key could hurt by what it contains; fewer on the others.
-KEYS = {"redis": 10_000, "postgresql": 5_000}
+KEYS = {"redis": 10_000, "postgresql": 2_000}
 KEYS_ELSEWHERE = 1_000
 #: Every so many keys are also sent again, sent with other arguments, looked up and released.
 EVERY = 10

@@ -471,6 +471,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 HEAVY = {"redis", "sqlalchemy", "django", "psycopg", "prometheus_client"}
 
 
+@pytest.mark.slow
 def test_importing_and_installing_load_no_store_and_cost_next_to_nothing(
     report: Callable[[str], None],
 ) -> None:

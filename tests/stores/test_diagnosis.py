@@ -149,7 +149,9 @@ def test_a_finding_names_the_server_that_it_was_made_on(
     assert all(told.servers[name(other)]["eviction"] == "noeviction" for other in others)
 
 
-def test_what_is_the_same_on_every_node_is_said_once(redis_cluster: RedisCluster) -> None:
+def test_what_is_the_same_on_every_node_of_a_cluster_is_said_once(
+    redis_cluster: RedisCluster,
+) -> None:
     told = diagnose(redis_cluster.url)
 
     assert found(told) == [("persistence", "warning")]  # as the tests start them

@@ -97,7 +97,7 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
     request: pytest.FixtureRequest,
     report: Callable[[str], None],
 ) -> None:
-    number = 50 if request.node.callspec.id in FEWER else 200
+    number = 50 if request.node.callspec.id in FEWER else 100
 
     rounds = racers.race(start_racer, raced_url, "start", rounds=number)
 
@@ -112,11 +112,9 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
 
 @pytest.mark.slow
 def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
-    racers: Racers, raced_url: str, request: pytest.FixtureRequest
+    racers: Racers, raced_url: str
 ) -> None:
-    number = 25 if request.node.callspec.id in FEWER else 50
-
-    rounds = racers.race(token_racer, raced_url, "tokens", rounds=number)
+    rounds = racers.race(token_racer, raced_url, "tokens", rounds=25)
 
     calls = [call for calls in rounds for call in calls]
     assert len({call.answer for call in calls}) == len(calls)

@@ -210,7 +210,7 @@ def test_nobody_waits_for_a_stalled_server_with_a_one_way_act(
         proxy.stall()
 
         begun = time.monotonic()
-        for number in range(10_000):
+        for number in range(1_000):
             store.settle("1:00", Finish(f"{number}", "d1", State.COMPLETED, 0, 0), False)
         store.confirm(key, "a", QUEUE_LEASE)
         took = time.monotonic() - begun
@@ -231,7 +231,7 @@ def test_a_one_way_act_that_met_a_cut_connection_is_sent_again(
     """Written into a connection that was just being cut it would be lost, and nobody told."""
     proxy = start_proxy(redis_server.port)
     keys = [fresh_key() for _ in range(200)]
-    with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=TIMEOUT_S)) as store:
+    with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=5 * TIMEOUT_S)) as store:
         store.acquire_many([(key, claim("a")) for key in keys])
         for number, key in enumerate(keys):
             if number % 20 == 10:

@@ -32,7 +32,7 @@ from celery_unique.keys import (
 from celery_unique.policy import UniquePolicy
 
 #: make test-fast tries fewer.
-EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "120"))
 
 law = settings(
     max_examples=EXAMPLES,

@@ -23,7 +23,7 @@ from celery_unique.policy import UniquePolicy
 from tests.vectors import generate
 
 #: make test-fast tries fewer.
-EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "120"))
 law = settings(max_examples=EXAMPLES // 2, deadline=None)
 DEFAULT = UniquePolicy()
 

@@ -292,7 +292,7 @@ def intervals(tz: tzinfo, length: int, first: datetime, hours: int) -> list[int]
     return found
 
 
-@settings(deadline=None, max_examples=int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "200")) // 4)
+@settings(deadline=None, max_examples=int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "120")) // 4)
 @given(st.sampled_from(ZONES), minutes, st.dates(date(2015, 1, 1), date(2035, 1, 1)))
 @example(BERLIN, 60, date(2026, 10, 25))
 @example(BERLIN, 120, date(2026, 3, 29))
