@@ -212,7 +212,8 @@ class IdempotencyKeyConflict(CeleryUniqueError):
 
 
 class StoreUnavailable(CeleryUniqueError):
-    """The lock store could not be reached, or did not answer in `unique_store_timeout`."""
+    """The lock store could not be reached, or did not answer in `unique_store_timeout`
+    (`unique_gate_timeout` where a worker starts a task)."""
 
     ojs_code = "backend_error"
     retryable = True

@@ -18,11 +18,12 @@ from kombu.transport import memory
 import celery_unique
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.runtime import runtime_of
+from tests.kit.patience import PATIENT
 
 
 def make_app(store_url: str | None = None, **conf: Any) -> Celery:
     """An installed app with queues of its own, so that two tests never share a message."""
-    app = plain_app(**conf)
+    app = plain_app(**{**PATIENT, **conf})
     return celery_unique.install(app, **({} if store_url is None else {"store_url": store_url}))
 
 

@@ -18,7 +18,8 @@ if config:
     app.config_from_object(config)
     print(f"Changed worker configuration: {json.dumps(config, indent=4)}")
 
-celery_unique.install(app)
+# Not a test of time-outs: a busy machine may take longer than a quarter of a second.
+celery_unique.install(app, gate_timeout=5)
 
 if __name__ == "__main__":
     app.start()

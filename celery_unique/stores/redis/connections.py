@@ -216,7 +216,9 @@ class ConnectFailed(RedisError):
 def what_happened(error: Exception, timeout_s: float) -> str:
     reason = (error.__cause__ or error) if isinstance(error, ConnectFailed) else error
     if isinstance(reason, TimedOut):
-        return f"did not answer in time (unique_store_timeout is {timeout_s:g} s)"
+        # Whichever of the two this store was opened with: the gate has a store of its own.
+        settings = "unique_store_timeout, or unique_gate_timeout where a task starts"
+        return f"did not answer in time, {timeout_s:g} s ({settings})"
     if isinstance(reason, (ResponseError, AuthenticationError)):
         return f"refused: {reason}"
     return f"cannot be reached: {reason}"

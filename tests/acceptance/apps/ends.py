@@ -15,6 +15,7 @@ from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject
 
 import celery_unique
+from tests.kit.patience import PATIENT
 
 from .props import Props
 
@@ -28,10 +29,13 @@ def make_app(*, broker: str, redis_url: str, **settings: Any) -> Celery:
     """The app of a worker and of the test that calls it. Results and locks are in Redis."""
     app = Celery("ends", broker=broker, backend=redis_url, set_as_current=False)
     app.conf.update(
-        unique_store_url=redis_url,
-        broker_connection_retry_on_startup=True,
-        result_expires=60,
-        **settings,
+        {
+            **PATIENT,
+            "unique_store_url": redis_url,
+            "broker_connection_retry_on_startup": True,
+            "result_expires": 60,
+            **settings,
+        }
     )
     app.props = Props(redis_url)
     app.loader.on_task_init = _fail_before_the_task

@@ -17,6 +17,7 @@ from kombu.transport import redis as redis_transport
 
 import celery_unique
 from celery_unique import breaker, leases
+from tests.kit.patience import PATIENT
 
 from .props import Props
 
@@ -64,6 +65,7 @@ def make_app(
     app = Celery("faults", broker=broker, backend=redis_url, set_as_current=False)
     app.conf.update(
         {
+            **PATIENT,
             "unique_store_url": redis_url,
             "unique_run_lease": 2,
             "broker_connection_retry_on_startup": True,

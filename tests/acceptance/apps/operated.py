@@ -12,6 +12,7 @@ from celery import Celery
 
 import celery_unique
 from celery_unique import keys
+from tests.kit.patience import PATIENT
 
 #: ``conf`` for the app; ``installed``: whether it knows the library; ``key_version``.
 SETTINGS: dict[str, Any] = json.loads(os.environ["OPERATED_APP"])
@@ -20,7 +21,7 @@ if "key_version" in SETTINGS:  # as an older release would make them
     keys.KEY_VERSION = SETTINGS["key_version"]
 
 app = Celery("operated", set_as_current=False)
-app.conf.update(SETTINGS["conf"])
+app.conf.update({**PATIENT, **SETTINGS["conf"]})
 if SETTINGS.get("installed", True):
     celery_unique.install(app)
 

@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery, Task
 
 import celery_unique
+from tests.kit.patience import PATIENT
 
 from .faults import Diary
 
@@ -18,9 +19,9 @@ def make_app(*, broker: str, redis_url: str, **settings: Any) -> Celery:
     app = Celery("replacing", broker=broker, backend=redis_url, set_as_current=False)
     app.conf.update(
         {
+            **PATIENT,
             "unique_store_url": redis_url,
             "unique_store_timeout": 10,
-            "unique_gate_timeout": 5,
             "broker_connection_retry_on_startup": True,
             "worker_prefetch_multiplier": 4,
             "result_expires": 600,

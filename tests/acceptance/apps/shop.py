@@ -10,12 +10,13 @@ import redis
 from celery import Celery
 
 import celery_unique
+from tests.kit.patience import PATIENT
 
 
 def make_shop(**conf: Any) -> Celery:
     """The same app for the worker and for its callers."""
     app = Celery("shop", set_as_current=False)
-    app.conf.update(conf)
+    app.conf.update({**PATIENT, **conf})
     celery_unique.install(app)
 
     @app.task(name="shop.rebuild", unique=True, shared=False)

@@ -11,13 +11,14 @@ from celery import Celery, Task
 
 import celery_unique
 from celery_unique.contrib import prometheus
+from tests.kit.patience import PATIENT
 
 from .props import Props
 
 URL = os.environ["SPAWNED_APP_URL"]
 
 app = Celery("spawned", broker=URL, backend=URL, set_as_current=False)
-app.conf.worker_pool_start_method = "spawn"
+app.conf.update(PATIENT, worker_pool_start_method="spawn")
 celery_unique.install(app)
 if "SPAWNED_METRICS" in os.environ:
     prometheus.install(app, port=int(os.environ["SPAWNED_METRICS"]))

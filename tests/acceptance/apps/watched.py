@@ -15,11 +15,12 @@ from celery import Celery
 
 import celery_unique
 from celery_unique.contrib import prometheus
+from tests.kit.patience import PATIENT
 
 
 def make_app(redis_url: str, **conf: Any) -> Celery:
     app = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
-    app.conf.update(result_extended=True, **conf)
+    app.conf.update({**PATIENT, "result_extended": True, **conf})
     celery_unique.install(app)
     signs = redis.Redis.from_url(redis_url, socket_timeout=None)  # bodies wait for long
 

@@ -14,6 +14,7 @@ from celery.exceptions import Ignore
 
 import celery_unique
 from tests.acceptance.apps.props import Props
+from tests.kit.patience import PATIENT
 
 #: Set for workers and for the process that applies the canvases.
 SETTINGS = "CANVAS_APP"
@@ -29,6 +30,7 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
         set_up_django(Path(settings.pop("django_database")))
     app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
+        {**PATIENT, **settings},
         unique_store_url=redis_url,
         broker_connection_retry_on_startup=True,
         result_extended=True,
@@ -38,7 +40,6 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
         broker_transport_options={"max_connections": 200},
         # Chords on backends that cannot count are polled for.
         result_chord_retry_interval=0.2,
-        **settings,
     )
     app.props = Props(redis_url)
     celery_unique.install(app)

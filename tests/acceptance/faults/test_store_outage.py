@@ -22,6 +22,7 @@ from tests.kit import RedisServer, TcpProxy, eventually
 RUN_LEASE_S = 2.0
 STORE_TIMEOUT_S = 0.5
 GATE_TIMEOUT_S = 0.25
+LONG_STORE_TIMEOUT_S = 2.0
 SLACK_S = 1.0
 
 
@@ -45,6 +46,7 @@ def shared_stage(make_stage: Callable[..., FaultStage], store_server: RedisServe
         unique_store_url=store_server.fresh_url(),
         unique_run_lease=RUN_LEASE_S,
         unique_store_timeout=STORE_TIMEOUT_S,
+        unique_gate_timeout=GATE_TIMEOUT_S,
         breaker_s=1,
     )
 
@@ -110,22 +112,26 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
     stage: FaultStage, proxy: TcpProxy, tag: str
 ) -> None:
     url = proxy.url_of(stage.settings["unique_store_url"])
-    app = make_app(**{**stage.settings, "unique_store_url": url})
+    waiting_long = {"unique_store_url": url, "unique_store_timeout": LONG_STORE_TIMEOUT_S}
+    app = make_app(**{**stage.settings, **waiting_long})
     holding = runtime_of(app).holding
     header = LockHeader(task_id=tag, key=stage.key("quick", tag))
     holding.is_run_by_its_sender(header)  # connects
     proxy.stall()
 
-    times = []
+    times, said = [], []
     for _ in range(4):
         began = time.monotonic()
-        with pytest.raises(celery_unique.StoreUnavailable):
+        with pytest.raises(celery_unique.StoreUnavailable) as caught:
             holding.start(header, "quick", "worker/1/boot/1", acks_late=False)
         times.append(time.monotonic() - began)
+        said.append(str(caught.value))
 
     print("gate calls took", [f"{each * 1000:.0f} ms" for each in times])
-    assert max(times[:2]) < GATE_TIMEOUT_S + 0.1
-    assert max(times[2:]) < 0.05
+    # Not the time-out of calls; not even a time-out. A busy machine is between the two.
+    assert max(times[:2]) < LONG_STORE_TIMEOUT_S / 2
+    assert max(times[2:]) < GATE_TIMEOUT_S
+    assert all("0.25 s" in each and "unique_gate_timeout" in each for each in said[:2])
 
 
 def test_worker_starts_and_works_without_the_store(

@@ -66,3 +66,4 @@ if "SHOP_STORE_URL" in os.environ:
     CELERY_UNIQUE_STORE_URL = os.environ["SHOP_STORE_URL"]
     # The machine that runs the tests may be busy with others.
     CELERY_UNIQUE_STORE_TIMEOUT = 20
+    CELERY_UNIQUE_GATE_TIMEOUT = 5
