@@ -29,7 +29,7 @@ from tests.kit import (
     Worker,
 )
 from tests.kit.browser import chromium
-from tests.kit.distribution import ByServerOrFile, check_name
+from tests.kit.distribution import ByServerOrFile, check_name, put_in_order
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -50,18 +50,13 @@ SERVER_FIXTURES = frozenset(
 )
 
 
-#: Directories whose files take long, and mostly wait: they begin first, so that the many short
-#: files fill the gaps and no process ends with a long file of its own.
-LONG = ("acceptance", "chaos", "example", "django", "smoke", "stores", "integration")
-
-
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("server")
         check_name(item)
-    items.sort(key=_rank)
+    put_in_order(items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -72,12 +67,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServerOrFile | None:
     return ByServerOrFile(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-def _rank(item: pytest.Item) -> int:
-    """By the directory below tests/, for items of this suite."""
-    directory = item.nodeid.removeprefix("tests/").partition("/")[0]
-    return LONG.index(directory) if directory in LONG else len(LONG)
 
 
 def _must_be_marked(request: pytest.FixtureRequest) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from celery_unique.runtime import runtime_of
 from tests.acceptance.apps.shop import make_shop
-from tests.integration.apps import make_app, messages
+from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Attempt, Round
 
 
@@ -26,13 +26,11 @@ def delay_racer(url: str, process: int) -> Round:
 
     rebuild.delay(-1 - process)  # connected, and everything is imported
     runtime_of(app).store.ping()
-    seen = len(messages(app))
+    take_messages(app)
 
     def play(number: int) -> Any:
-        nonlocal seen
         result = rebuild.delay(number)
-        published = [sent.id for sent in messages(app)[seen:]]
-        seen += len(published)
+        published = [sent.id for sent in take_messages(app)]
         return Called(Attempt(result.outcome == "created", result.id), published)
 
     return play

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from celery_unique import IdempotencyKeyConflict
 from celery_unique.runtime import runtime_of
-from tests.integration.apps import make_app, messages
+from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Round
 
 
@@ -30,19 +30,17 @@ def keyed_racer(url: str, race: str, sides: int, process: int) -> Round:
 
     pay.apply_async((0,), idempotency_key=f"{race}-warm-{process}")  # connected and imported
     runtime_of(app).store.ping()
-    seen = len(messages(app))
+    take_messages(app)
     amount = process % sides
 
     def play(number: int) -> Keyed:
-        nonlocal seen
         try:
             result = pay.apply_async((amount,), idempotency_key=f"{race}-order-{number}")
         except IdempotencyKeyConflict:
             outcome, task_id = "conflict", ""
         else:
             outcome, task_id = result.outcome, result.id
-        published = [(sent.id, sent.args[0]) for sent in messages(app)[seen:]]
-        seen += len(published)
+        published = [(sent.id, sent.args[0]) for sent in take_messages(app)]
         return Keyed(amount, outcome, task_id, published)
 
     return play

@@ -71,6 +71,14 @@ def messages(app: Celery, queue: str | None = None) -> list[Sent]:
     return [_sent(payload) for payload in list(waiting.queue)] if waiting is not None else []
 
 
+def take_messages(app: Celery) -> list[Sent]:
+    """What waits in the app's default queue, which is empty afterwards."""
+    taken = messages(app)
+    if taken:
+        memory.Channel.queues[app.conf.task_default_queue].queue.clear()
+    return taken
+
+
 def _sent(payload: dict[str, Any]) -> Sent:
     args, kwargs, _ = json.loads(base64.b64decode(payload["body"]))
     return Sent(payload["headers"], payload["properties"], args, kwargs)

@@ -183,8 +183,8 @@ def test_a_task_that_ends_gives_its_key_back_and_says_so(
 ) -> None:
     rebuild = task_of(app, body)
 
+    result = rebuild.delay(7)  # before there is a worker, which may be done before it is told
     with working(app):
-        result = rebuild.delay(7)
         eventually(lambda: heard.of("unique_released"))
 
     assert heard.names() == ["unique_acquired", "unique_released"]
