@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -227,6 +227,22 @@ def test_python_packs_and_unpacks_what_is_pinned(entry: dict[str, Any]) -> None:
     text = entry["sql"]["record"]
 
     assert Record.loads(text).dumps() == text
+
+
+@each
+def test_values_of_a_newer_release_are_read_over(entry: dict[str, Any]) -> None:
+    document = json.loads(entry["sql"]["record"])
+    for name, task in document["t"].items():
+        whole = [2, *asdict(TaskEntry.unpacked(task)).values()]
+        document["t"][name] = [*whole, "of a newer release", {"x": 1}]
+    for mark in document.get("m", {}).values():
+        mark += ["", "of a newer release"][len(mark) - 2 :]
+    if "f" in document:
+        document["f"]["newer"] = 1
+        document["f"]["g"] = {name: [*group, "newer"] for name, group in document["f"]["g"].items()}
+    document["newer"] = []
+
+    assert Record.loads(json.dumps(document)) == Record.loads(entry["sql"]["record"])
 
 
 def test_a_follower_is_the_same_in_every_store() -> None:
