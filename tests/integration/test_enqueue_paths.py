@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, beat, chain, chord, group, signature
+from celery.signals import before_task_publish
 
 import celery_unique
 from celery_unique import UniqueResult, lookup
@@ -46,6 +47,19 @@ def conflicts() -> Iterator[list[dict[str, Any]]]:
     celery_unique.unique_conflict.connect(hear)
     yield seen
     celery_unique.unique_conflict.disconnect(hear)
+
+
+@pytest.fixture
+def acquired() -> Iterator[list[str]]:
+    """The names of the tasks for which a lock was taken."""
+    seen: list[str] = []
+
+    def hear(sender: str, **_: Any) -> None:
+        seen.append(sender)
+
+    celery_unique.unique_acquired.connect(hear)
+    yield seen
+    celery_unique.unique_acquired.disconnect(hear)
 
 
 # -- one call -----------------------------------------------------------------------------
@@ -160,6 +174,24 @@ def test_a_caller_without_the_code_is_unique_where_it_says_so(app: Celery) -> No
     assert len(messages(app)) == 2
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("said", ["in the call", "in the signature"])
+def test_a_signature_of_an_unknown_task_is_unique_where_it_says_so(app: Celery, said: str) -> None:
+    call = signature("elsewhere.rebuild", kwargs={"shop_id": 7}, app=app)
+    options = {"unique": True} if said == "in the call" else {}
+    if said == "in the signature":
+        call = call.set(unique=True)
+    assert "elsewhere.rebuild" not in app.tasks
+
+    first, again = call.apply_async(**options), call.apply_async(**options)
+    unasked = signature("elsewhere.rebuild", kwargs={"shop_id": 7}, app=app).apply_async()
+
+    assert (first.outcome, again.outcome, again.id) == ("created", "deduplicated", first.id)
+    assert locks(app) == [first.unique_key]
+    assert unasked.outcome == "bypassed"
+    assert [sent.id for sent in messages(app)] == [first.id, unasked.id]
+
+
 def test_a_caller_without_the_code_has_the_key_of_one_with_it(app: Celery, rebuild: Any) -> None:
     elsewhere = make_app("memory://")
 
@@ -193,6 +225,7 @@ def tick_until(scheduler: beat.Scheduler, condition: Callable[[], Any]) -> None:
     eventually(tick, interval=0.002)
 
 
+@pytest.mark.versions
 def test_beat_publishes_a_registered_task_once_while_it_waits(
     app: Celery, rebuild: Any, conflicts: list[Any]
 ) -> None:
@@ -203,6 +236,7 @@ def test_beat_publishes_a_registered_task_once_while_it_waits(
     assert len(messages(app)) == 1
 
 
+@pytest.mark.versions
 def test_beat_publishes_a_task_by_name_once_where_its_entry_says_unique(
     app: Celery, conflicts: list[Any]
 ) -> None:
@@ -213,6 +247,7 @@ def test_beat_publishes_a_task_by_name_once_where_its_entry_says_unique(
     assert len(messages(app)) == 1
 
 
+@pytest.mark.versions
 def test_beat_goes_on_after_a_rejected_duplicate(
     app: Celery, rebuild: Any, conflicts: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,6 +262,7 @@ def test_beat_goes_on_after_a_rejected_duplicate(
 # -- canvas: whoever waits for an id gets a task of that id -------------------------------
 
 
+@pytest.mark.versions
 def test_equal_members_of_a_group_both_get_a_result(app: Celery, rebuild: Any) -> None:
     with working(app):
         result = group(rebuild.s(7), rebuild.s(7))()
@@ -234,6 +270,7 @@ def test_equal_members_of_a_group_both_get_a_result(app: Celery, rebuild: Any) -
         assert result.get(timeout=10, interval=0.01) == [7, 7]
 
 
+@pytest.mark.versions
 def test_a_member_whose_work_waits_elsewhere_is_not_published(app: Celery, rebuild: Any) -> None:
     holder = rebuild.delay(7)
     flush(app)
@@ -244,6 +281,7 @@ def test_a_member_whose_work_waits_elsewhere_is_not_published(app: Celery, rebui
     assert members.results[0].id != holder.id
 
 
+@pytest.mark.versions
 def test_a_duplicate_with_a_callback_follows_the_holder(app: Celery, rebuild: Any) -> None:
     holder = rebuild.delay(7)
 
@@ -253,6 +291,7 @@ def test_a_duplicate_with_a_callback_follows_the_holder(app: Celery, rebuild: An
     assert [sent.id for sent in messages(app)] == [holder.id]
 
 
+@pytest.mark.versions
 def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> None:
     @app.task(name="total")
     def total(values: list[int]) -> int:
@@ -264,6 +303,7 @@ def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> N
         assert value_of(result) == 14
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("outcome", ["created", "joined"])
 def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url: str, outcome: str) -> None:
     """Results are in Redis: with no other backend can a task add to its chord."""
@@ -297,6 +337,7 @@ def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url: str, outcome
     assert sorted(ran) == [7, 8]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("position", ["first", "second"])
 def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(
     app: Celery, rebuild: Any, position: str
@@ -315,6 +356,7 @@ def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(
     assert value_of(holder) == 7
 
 
+@pytest.mark.versions
 def test_inner_calls_of_a_map_take_no_lock(app: Celery, rebuild: Any) -> None:
     with working(app):
         mapped = rebuild.map([7, 7]).apply_async()
@@ -323,6 +365,43 @@ def test_inner_calls_of_a_map_take_no_lock(app: Celery, rebuild: Any) -> None:
     assert locks(app) == []
 
 
+@pytest.mark.versions
+def test_an_error_callback_that_celery_calls_directly_takes_no_lock(
+    app: Celery, acquired: list[str]
+) -> None:
+    """One with several parameters, that is not bound: it runs in the worker, without a message."""
+    told: list[Any] = []
+
+    @app.task(name="fail", unique=True)
+    def fail() -> None:
+        raise ValueError("no")
+
+    @app.task(name="tell", unique=True)
+    def tell(request: Any, error: Exception, traceback: Any) -> None:
+        told.append((request.id, str(error)))
+
+    published: list[str] = []
+
+    def hear(sender: str, **_: Any) -> None:
+        published.append(sender)
+
+    before_task_publish.connect(hear)
+    try:
+        with working(app):
+            failed = fail.apply_async(link_error=tell.s())
+            eventually(lambda: told, message="the callback was not called")
+            with pytest.raises(ValueError, match="no"):
+                value_of(failed)
+    finally:
+        before_task_publish.disconnect(hear)
+
+    assert told == [(failed.id, "no")]
+    assert acquired == published == ["fail"]
+    assert locks(app) == []
+    assert messages(app) == []
+
+
+@pytest.mark.versions
 def test_a_task_that_calls_itself_again_is_not_its_own_duplicate(app: Celery) -> None:
     again: list[Any] = []
 
@@ -389,6 +468,7 @@ def rebuild(shop_id): ...
 """
 
 
+@pytest.mark.versions
 @pytest.mark.slow
 def test_celery_call_gives_the_holders_id(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)

@@ -16,7 +16,7 @@ from celery import Celery
 from celery_unique import DuplicateTask, apply_many, batches, lookup
 from celery_unique.runtime import runtime_of
 from celery_unique.stores.redis import scripts
-from tests.integration.apps import flush, make_app
+from tests.integration.apps import flush, make_app, value_of, working
 from tests.kit import RedisServer, TcpProxy, Worker
 
 pytestmark = pytest.mark.server
@@ -225,21 +225,85 @@ def keys_in(app: Celery) -> list[str]:
         return [name.decode() for name in client.scan_iter()]
 
 
-def test_a_lock_is_one_key_whatever_becomes_of_it(app: Celery) -> None:
-    @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
-    def rebuild(shop_id: int) -> None: ...
+def key_of_lock(app: Celery) -> str:
+    """The one key that there is; it expires by itself."""
+    [name] = keys_in(app)
+    with redis.Redis.from_url(app.conf.unique_store_url) as client:
+        assert client.pttl(name) > 0
+    return name
 
-    rebuild.delay(7)
+
+def fields_in(app: Celery, name: str) -> set[str]:
+    with redis.Redis.from_url(app.conf.unique_store_url) as client:
+        return {field.decode() for field in client.hkeys(name)}
+
+
+def test_a_lock_is_one_key_whatever_becomes_of_it(app: Celery) -> None:
+    while_it_runs: list[Any] = []
+
+    @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
+    def rebuild(shop_id: int) -> int:
+        while_it_runs.append((lookup(rebuild, (7,)).state, keys_in(app)))
+        return shop_id
+
+    first = rebuild.delay(7)
+    pending = key_of_lock(app)
     rebuild.delay(7)
     flush(app)
-    [waiting] = keys_in(app)
-    lock = lookup(rebuild, (7,))
+    waiting = key_of_lock(app)
+    its_fields = fields_in(app, waiting)
+    with working(app):
+        assert value_of(first) == 7
+    flush(app)
+    ended = key_of_lock(app)
 
-    assert lock is not None
-    assert lock.key in waiting
-    with redis.Redis.from_url(app.conf.unique_store_url) as client:
-        assert client.pttl(waiting) > 0
-        assert client.hlen(waiting) <= 2
+    assert first.unique_key in waiting
+    assert pending == waiting == ended
+    assert its_fields == {"n", f"t:{first.id}"}
+    assert while_it_runs == [("active", [waiting])]
+    assert lookup(rebuild, (7,)).state == "completed"
+    assert rebuild.delay(7).id == first.id
+
+
+def test_a_lock_whose_task_was_replaced_is_still_one_key(app: Celery) -> None:
+    @app.task(name="shop.rebuild", unique=True, unique_on_conflict="replace")
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    ids = [rebuild.delay(7).id for _ in range(3)]
+    flush(app)
+    waiting = key_of_lock(app)
+    its_fields = fields_in(app, waiting)
+    with working(app):
+        assert value_of(app.AsyncResult(ids[-1])) == 7
+    flush(app)
+
+    # A mark for each message that is still to be dropped.
+    assert its_fields == {"n", f"m:{ids[0]}", f"m:{ids[1]}", f"t:{ids[2]}"}
+    assert keys_in(app) == []
+
+
+def test_a_lock_with_followers_is_two_keys_and_one_again_without_them(app: Celery) -> None:
+    @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    first = rebuild.delay(7)
+    flush(app)
+    alone = key_of_lock(app)
+    followers = [rebuild.apply_async((7,), task_id=f"follower {n}") for n in range(3)]
+    followed = keys_in(app)
+    with working(app):
+        assert [value_of(each) for each in (first, *followers)] == [7] * 4
+    flush(app)
+
+    assert {each.outcome for each in followers} == {"joined"}
+    its_own = [name for name in followed if first.unique_key in name]
+    assert len(its_own) == 2
+    assert alone in its_own
+    # What is left is no lock's own: one of 64 lists of the keys that have followers.
+    assert [name for name in followed if name not in its_own] == [f"{alone.partition('}')[0]}}}due"]
+    assert key_of_lock(app) == alone
 
 
 def test_many_locks_are_as_many_keys(app: Celery, rebuild: Any) -> None:

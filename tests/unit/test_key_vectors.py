@@ -20,6 +20,8 @@ VECTORS = {vector["name"]: vector for vector in generate.load()}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "key-format.md"
 
 each = pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
+KEYED = {name: vector for name, vector in VECTORS.items() if "idempotency_key" in vector}
+each_keyed = pytest.mark.parametrize("vector", KEYED.values(), ids=KEYED)
 
 
 @each
@@ -31,15 +33,40 @@ def test_text_and_key_are_those_pinned(vector):
 
 
 @each
+def test_the_store_is_asked_for_the_pinned_key_and_fingerprint(vector):
+    found = generate.identity_of(vector)
+
+    assert (found.key, found.arguments) == (vector["key"], vector.get("fingerprint", ""))
+
+
+@each
 def test_the_pinned_key_is_a_plain_digest_of_the_pinned_text(vector):
     # Without a line of ours, so that whoever reads the file can do the same.
-    text, secret = vector["text"].encode(), vector.get("secret")
-    if secret is None:
-        digest = hashlib.sha256(text).hexdigest()
-    else:
-        digest = hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
+    assert vector["key"] == f"{KEY_VERSION}:{digest_of(vector['text'], vector.get('secret'))}"
 
-    assert vector["key"] == f"{KEY_VERSION}:{digest}"
+
+@each_keyed
+def test_the_pinned_fingerprint_is_a_digest_of_task_and_digest_of_arguments(vector):
+    # As on the page: the inner digest is an HMAC where there is a secret, the outer never is.
+    arguments = digest_of(vector["arguments"], vector.get("secret"))
+
+    assert vector["fingerprint"] == digest_of(f"{vector['task']} {arguments}")[:32]
+
+
+def digest_of(text: str, secret: str | None = None) -> str:
+    if secret is None:
+        return hashlib.sha256(text.encode()).hexdigest()
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def test_a_fingerprint_tells_task_and_arguments_apart_and_nothing_else():
+    first: dict[tuple[Any, ...], str] = {}
+    for vector in KEYED.values():
+        work = (vector["task"], vector["arguments"], vector.get("secret"))
+        assert first.setdefault(work, vector["fingerprint"]) == vector["fingerprint"]
+
+    assert len(set(first.values())) == len(first) >= 6
+    assert {bool(vector.get("meta")) for vector in KEYED.values()} == {True, False}
 
 
 @each
@@ -78,11 +105,13 @@ def test_generating_changes_nothing_that_is_pinned(tmp_path, monkeypatch, capsys
     assert generate.main() == 0
     assert copy.read_text() == before
 
-    vectors: list[dict[str, Any]] = json.loads(before)
-    vectors[0]["key"] = "1:0"
-    copy.write_text(json.dumps(vectors))
-    assert generate.main() == 1
-    assert vectors[0]["name"] in capsys.readouterr().out
+    for name, field in [("ojs-example", "key"), ("idempotency-task", "fingerprint")]:
+        vectors: list[dict[str, Any]] = json.loads(before)
+        [changed] = [vector for vector in vectors if vector["name"] == name]
+        changed[field] = "1:0"
+        copy.write_text(json.dumps(vectors))
+        assert generate.main() == 1
+        assert name in capsys.readouterr().out
 
 
 def test_the_vectors_on_the_page_are_those_pinned():
@@ -92,3 +121,13 @@ def test_the_vectors_on_the_page_are_those_pinned():
 
     assert len(shown) >= 12
     assert shown == [(name, VECTORS[name]["text"], VECTORS[name]["key"]) for name, _, _ in shown]
+
+
+def test_the_fingerprints_on_the_page_are_those_pinned():
+    row = re.compile(r"^\| `(\S+)` \| `(\S+)` \| `(\{.*\})` \| `([0-9a-f]{32})` \|$", re.MULTILINE)
+
+    shown = row.findall(PAGE.read_text(encoding="utf-8"))
+
+    pinned = [VECTORS[name] for name, *_ in shown]
+    assert len(shown) >= 4
+    assert shown == [(v["name"], v["task"], v["arguments"], v["fingerprint"]) for v in pinned]

@@ -1,14 +1,16 @@
 """The vectors of keys: read them, and fill in what is missing.
 
-``keys.json`` pins the canonical text and the key of many calls.  To add one, write its entry
-without ``text`` and ``key`` and run ``python -m tests.vectors.generate``: the two are filled in.
-**Read the text that it wrote**: nobody else says that it is right.  What is pinned is never
-changed within a key version, so the script refuses to.
+``keys.json`` pins the canonical text and the key of many calls, and the fingerprint of those with
+an idempotency key.  To add one, write its entry without ``text``, ``key``, ``arguments`` and
+``fingerprint`` and run ``python -m tests.vectors.generate``: they are filled in.  **Read the texts
+that it wrote**: nobody else says that they are right.  What is pinned is never changed within a key
+version, so the script refuses to.
 
 Fields of an entry: ``name`` and ``description``; ``task``; ``signature`` as in Python's ``def``,
 null for a sender without the task's code; ``call``, the arguments as in a Python call; ``policy``,
 fields of ``UniquePolicy``, with ``{"python": ...}`` for a callable; ``queue``; ``meta``;
-``idempotency_key`` with ``scope``; ``secret``; ``same_as``, an entry with the same key.
+``idempotency_key`` with ``scope``; ``secret``; ``same_as``, an entry with the same key.  Of a call
+with an idempotency key ``arguments`` is the canonical text behind its ``fingerprint``.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from celery_unique.arguments import all_arguments
 from celery_unique.calls import Call
+from celery_unique.identities import Identity, identify
 from celery_unique.keys import canonical_text, idempotency_identity, identity, key_of
 from celery_unique.policy import UniquePolicy
+from celery_unique.settings import UniqueSettings
 
 FILE = Path(__file__).parent / "keys.json"
 NAMES = {
@@ -43,10 +48,32 @@ def load() -> list[dict[str, Any]]:
 
 
 def text_of(vector: dict[str, Any]) -> str:
-    call = call_of(vector)
+    call, policy = call_of(vector), policy_of(vector)
     if call.idempotency_key is not None:
-        return canonical_text(idempotency_identity(call, scope=vector["scope"]))
-    return canonical_text(identity(call, policy_of(vector)))
+        return canonical_text(
+            idempotency_identity(call, scope=vector["scope"], meta_keys=policy.meta_keys)
+        )
+    return canonical_text(identity(call, policy))
+
+
+def identity_of(vector: dict[str, Any]) -> Identity:
+    """What the library takes to the store for this call."""
+    secret = vector.get("secret")
+    settings = UniqueSettings(
+        key_secret=None if secret is None else secret.encode(),
+        idempotency_scope=vector.get("scope", "task"),
+    )
+    return identify(call_of(vector), policy_of(vector), settings)
+
+
+def found_of(vector: dict[str, Any]) -> dict[str, str]:
+    """What is pinned of a vector, as it is made now."""
+    text = text_of(vector)
+    found = {"text": text, "key": key_of(text, vector.get("secret"))}
+    if "idempotency_key" in vector:
+        found["arguments"] = canonical_text({"args": all_arguments(call_of(vector))})
+        found["fingerprint"] = identity_of(vector).arguments
+    return found
 
 
 def call_of(vector: dict[str, Any]) -> Call:
@@ -84,14 +111,13 @@ def _signature(source: str | None) -> inspect.Signature | None:
 def main() -> int:
     vectors = load()
     for vector in vectors:
-        text = text_of(vector)
-        found = {"text": text, "key": key_of(text, vector.get("secret"))}
+        found = found_of(vector)
         pinned = {field: vector.get(field, value) for field, value in found.items()}
         if pinned != found:
             print(f"{vector['name']}: pinned {pinned}, but found {found}")
             return 1
-        if "key" not in vector:
-            print(f"{vector['name']}: {vector['description']}\n    {text}")
+        if not found.keys() <= vector.keys():
+            print(f"{vector['name']}: {vector['description']}", *found.values(), sep="\n    ")
         vector.update(found)
     FILE.write_text(json.dumps(vectors, indent=2) + "\n")
     return 0
