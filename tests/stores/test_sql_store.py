@@ -35,6 +35,7 @@ from tests.stores.factories import (
     running,
     start,
 )
+from tests.stores.timing import PATIENCE_S
 
 DATABASES = [
     pytest.param("sqlite_url", id="sqlite"),
@@ -55,7 +56,7 @@ def open_sql(sql_url: str) -> Iterator[Callable[..., SqlStore]]:
     stores: list[SqlStore] = []
 
     def open_one(**options: Any) -> SqlStore:
-        store = SqlStore.from_url(sql_url, **options)
+        store = SqlStore.from_url(sql_url, **{"timeout_s": PATIENCE_S, **options})
         stores.append(store)
         return store
 
@@ -405,7 +406,7 @@ def test_a_key_under_a_storm_of_duplicates_can_be_finished(
         told = [future.result() for future in asking]
 
     assert finished.verdict == "ended"
-    assert took < 1.5
+    assert took < PATIENCE_S / 2  # it would go on trying for as long as it may
     assert sum(told) >= finished.duplicates > 0
 
 
