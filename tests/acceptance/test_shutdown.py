@@ -142,7 +142,7 @@ def test_a_cold_shutdown_of_a_pool_without_processes_leaves_no_lock(
 
 
 def test_a_soft_shutdown_lets_a_short_task_end(stage_at: MakeStage, tag: str) -> None:
-    stage = stage_at("redis", worker_soft_shutdown_timeout=2)
+    stage = stage_at("redis", worker_soft_shutdown_timeout=60)
     first = stage.call("hold", tag)
     stage.wait_for_run(tag)
 
