@@ -17,7 +17,7 @@ PATIENCE_S = 20.0
 
 
 def unavailable_within(
-    seconds: float, act: Callable[[], Any], *, match: str = ""
+    seconds: float, act: Callable[[], Any], *, match: str | None = None
 ) -> StoreUnavailable:
     """The error that ``act`` raises. Where it takes longer, ``act`` is done again: a busy machine
     adds to one attempt, a time-out that is not kept to all."""
