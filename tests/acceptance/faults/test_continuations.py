@@ -190,6 +190,7 @@ def sql_stage(
     stage = make_stage(
         unique_store_url=store_server.url_of(1),
         unique_store_timeout=20,
+        unique_run_lease=60,
         result_backend=f"db+sqlite:///{results}",
     )
     stage.start_worker(settings={"unique_store_url": proxy.url_of(store_server.url_of(1))})

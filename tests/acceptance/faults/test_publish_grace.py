@@ -33,7 +33,7 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
-    return make_stage(unique_publish_grace=LONG_GRACE_S)
+    return make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
 def fresh_stage(
     make_stage: Callable[..., FaultStage], tmp_path: Path
 ) -> Iterator[tuple[FaultStage, Producers]]:
-    stage = make_stage(unique_publish_grace=LONG_GRACE_S)
+    stage = make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
     with Producers(
         "tests.acceptance.apps.faults_producer",
         env={"FAULTS_APP": json.dumps(stage.settings)},
