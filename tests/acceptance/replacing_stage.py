@@ -57,6 +57,11 @@ class ReplacingStage(Stage):
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.tasks[task].apply_async(args, **options)
 
+    def deliver(self, queue: str) -> None:
+        """Give the worker what waits in a queue that it does not consume."""
+        moved = self.props.redis.lmove(queue, "celery", "RIGHT", "LEFT")
+        assert moved, f"nothing waits in {queue}"
+
     # -- what happened ---------------------------------------------------------
 
     def runs(self, tag: str) -> list[dict[str, Any]]:

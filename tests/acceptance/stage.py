@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 
 import celery_unique
-from tests.acceptance.apps.ends import make_app
+from tests.acceptance.apps.ends import RETRIED, make_app
 from tests.kit import Worker, eventually
 
 _numbers = itertools.count(1)
@@ -90,6 +90,13 @@ class Stage:
 
         eventually(look, message=f"{result.id} did not become {state}")
 
+    def deliver_retry(self) -> None:
+        """Give the worker the retry of a task that is ``RetriedElsewhere``."""
+        eventually(
+            lambda: self.props.redis.lmove(RETRIED, "celery", "RIGHT", "LEFT"),
+            message="no retry was published",
+        )
+
     # -- locks ---------------------------------------------------------------
 
     def lock(self, task: str, *args: Any) -> celery_unique.Lock | None:
@@ -108,7 +115,7 @@ class Stage:
 
         return eventually(look, message=f"the lock of {task}{args} did not become {state}")
 
-    def wait_until_free(self, task: str, *args: Any, timeout: float = 10.0) -> None:
+    def wait_until_free(self, task: str, *args: Any, timeout: float = 20.0) -> None:
         eventually(
             lambda: self.lock(task, *args) is None,
             timeout=timeout,

@@ -87,12 +87,14 @@ def happen(app: Celery, flower: Flower, worker: Worker) -> Story:
         assert rebuild.delay("paris").id == crowd.id
     sign(app, "paris")
     crowd.get(timeout=WAIT_S)
+    # The first waits where no worker takes it, until the second is in its place.
     superseded, replacement = (
         tasks["shop.send_digest"].apply_async(
-            ("ann", text), countdown=2, unique_on_conflict="replace"
+            ("ann", text), queue=queue, unique_on_conflict="replace"
         )
-        for text in ("first", "second")
+        for text, queue in (("first", "held back"), ("second", "celery"))
     )
+    app.signs.lmove("held back", "celery", "RIGHT", "LEFT")
     replacement.get(timeout=WAIT_S)
     holder = rebuild.delay("berlin")
     failed = charge.delay("order 7")

@@ -135,14 +135,14 @@ def test_a_cold_shutdown_of_a_pool_without_processes_leaves_no_lock(
     stage.worker.wait_for_log("will terminate all running tasks")
     stage.props.let_go(tag)
 
-    eventually(lambda: not stage.worker.is_running())
+    eventually(lambda: not stage.worker.is_running(), timeout=60)
     # A done mark may stay, since the acknowledgement may come too late; it holds no key.
     key = first.unique_key
     eventually(lambda: celery_unique.lookup(key=key, app=stage.app) is None)
 
 
 def test_a_soft_shutdown_lets_a_short_task_end(stage_at: MakeStage, tag: str) -> None:
-    stage = stage_at("redis", worker_soft_shutdown_timeout=2)
+    stage = stage_at("redis", worker_soft_shutdown_timeout=60)
     first = stage.call("hold", tag)
     stage.wait_for_run(tag)
 
@@ -163,7 +163,7 @@ def _cut_short(stage_at: MakeStage, broker: str, how: str, task: str, tag: str) 
     stage.call(task, tag)
     stage.wait_for_run(tag)
     stage.worker.send_signal(signal.SIGQUIT)
-    eventually(lambda: not stage.worker.is_running())
+    eventually(lambda: not stage.worker.is_running(), timeout=60)
     return stage
 
 

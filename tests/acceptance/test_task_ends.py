@@ -95,6 +95,7 @@ def test_a_retry_keeps_the_key_until_its_own_end(stage: Stage, tag: str, task: s
 
     assert lock.task_id == again.id == first.id
     assert again.holder_state == "retryable"
+    stage.deliver_retry()
     stage.wait_for_result(first, "SUCCESS", 1)  # retried once
     assert stage.props.runs(tag) == 2
     stage.wait_until_free(task, tag, 1)
@@ -195,6 +196,7 @@ def test_a_retry_before_the_body_keeps_the_key(stage: Stage, tag: str, task: str
 
     assert lock.task_id == first.id
     assert stage.duplicate(task, tag, "retry").id == first.id
+    stage.deliver_retry()
     stage.wait_for_result(first, "SUCCESS")
     stage.wait_until_free(task, tag, "retry")
 

@@ -30,6 +30,7 @@ def test_an_automatic_retry_keeps_the_key(stage: Stage, tag: str) -> None:
 
     assert stage.duplicate("retry_by_itself", tag).id == first.id
 
+    stage.deliver_retry()
     stage.wait_for_result(first, "SUCCESS")
     stage.assert_nothing_left(first)
     assert stage.props.runs(tag) == 2
@@ -47,6 +48,7 @@ def test_a_retry_that_does_not_raise_keeps_the_key_for_the_retry(
 
     assert stage.duplicate(task, tag).id == first.id
 
+    stage.deliver_retry()
     stage.wait_for_run(tag, 2)
     stage.wait_until_free(task, tag)
     stage.assert_nothing_left(first)

@@ -97,7 +97,7 @@ def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal()
     finally:
         unique_store_error.disconnect(on_error)
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10  # refused at once; the rest is for a busy machine
     assert told == [(task.name, "acquire", StoreUnavailable)]
 
 

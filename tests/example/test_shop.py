@@ -287,10 +287,12 @@ def test_a_link_leads_to_the_locks_on_the_admin_page(
 
 
 def test_every_answer_to_an_order(shop: Shop) -> None:
-    key = '"8e03978e-40d5-43e8-bc93-6894a57f9324"'
-
-    new = shop.order(key)
-    at_work = shop.order(key)
+    for last in range(4):  # on a busy machine the work may be done before it is asked about
+        key = f'"8e03978e-40d5-43e8-bc93-6894a57f932{last}"'
+        new = shop.order(key)
+        at_work = shop.order(key)
+        if at_work.status != 200:
+            break
     assert (new.status, at_work.status) == (202, 409)
     assert at_work.body["task"] == new.body["task"]
     assert at_work.headers["Retry-After"] == "1"

@@ -124,7 +124,7 @@ def working(app: Celery, **options: Any) -> Iterator[Any]:
         _state.default_app, _state._tls.current_app = before
 
 
-def value_of(result: Any, timeout: float = 10.0) -> Any:
+def value_of(result: Any, timeout: float = 30.0) -> Any:
     """What the task returned; asked for more often than Celery does."""
     return result.get(timeout=timeout, interval=0.01)
 

@@ -456,16 +456,16 @@ IMPORTED = """
 import sys, time
 import celery, celery.app.task, celery.app.amqp
 before = set(sys.modules)
-began = time.perf_counter()
+began = time.process_time()
 import celery_unique
-took = time.perf_counter() - began
+took = time.process_time() - began
 print(f"{took * 1000:.2f}")
 print(*sorted(set(sys.modules) - before))
 app = celery.Celery("shop", broker="memory://")
 app.conf.broker_url
-began = time.perf_counter()
+began = time.process_time()
 celery_unique.install(app)
-print(f"{(time.perf_counter() - began) * 1000:.2f}")
+print(f"{(time.process_time() - began) * 1000:.2f}")
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 """
 HEAVY = {"redis", "sqlalchemy", "django", "psycopg", "prometheus_client"}

@@ -194,7 +194,7 @@ def test_nobody_waits_for_the_confirmation(
 ) -> None:
     """With the answers of the store held back after the lock is taken, the call returns."""
     proxy = start_proxy(redis_server.port)
-    app = make_app(proxy.url_of(redis_server.fresh_url()), unique_store_timeout=10)
+    app = make_app(proxy.url_of(redis_server.fresh_url()), unique_store_timeout=60)
 
     @app.task(name="shop.rebuild", unique=True)
     def rebuild(shop_id: int) -> None: ...
@@ -211,7 +211,7 @@ def test_nobody_waits_for_the_confirmation(
     returned = threading.Event()
     threading.Thread(target=lambda: (rebuild.delay(7), returned.set()), daemon=True).start()
 
-    assert returned.wait(5)
+    assert returned.wait(20)
     proxy.restore()
     flush(app)
     assert lookup(rebuild, (7,)).state == "available"

@@ -118,21 +118,21 @@ def test_a_paused_redis_answers_when_the_pause_is_over(start_server: Callable[..
         server.pause(0.4)
         client.ping()
 
-        assert 0.3 < time.monotonic() - started < 5
+        assert time.monotonic() - started > 0.3
 
 
 def test_a_frozen_server_times_out_and_goes_on_afterwards(start_server: Callable[..., Any]) -> None:
     server = start_server(RedisServer)
-    client = redis.Redis(port=server.port, socket_timeout=0.2, retry=None)
-    client.ping()
+    hasty = redis.Redis(port=server.port, socket_timeout=0.2, retry=None)
 
     server.sigstop()
     with pytest.raises(redis.TimeoutError):
-        client.ping()
+        hasty.ping()
     server.sigcont()
 
-    assert client.ping()
-    client.close()
+    with server.client() as client:
+        assert client.ping()
+    hasty.close()
 
 
 @pytest.mark.server

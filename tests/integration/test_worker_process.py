@@ -71,7 +71,7 @@ def test_a_worker_stops_warmly(app: Celery, start_worker: StartWorker, tmp_path:
 
     assert worker.stop() == 0
 
-    assert running.get(timeout=1) == 1
+    assert running.get(timeout=15) == 1
     assert not worker.is_running()
 
 

@@ -16,7 +16,7 @@ from tests.kit.redis import RedisServer, ValkeyServer
 from tests.kit.redis_groups import RedisCluster, RedisSentinels
 from tests.kit.server import Server, ServerNotInstalled
 from tests.kit.tls import TlsRedisServer
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, quickest
 from tests.kit.worker import Worker
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "eventually",
     "filesystem_settings",
     "is_alive",
+    "quickest",
 ]

@@ -98,7 +98,7 @@ class LocalProcess:
     def signal_group(self, number: signal.Signals) -> None:
         os.killpg(self.pid, number)
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, *, timeout: float = 20.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, *, timeout: float = 40.0) -> int:
         """Ask the process to end, wait for it and return its exit code.
 
         A process that does not end in time is killed and reported.
@@ -148,7 +148,7 @@ class LocalProcess:
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log().splitlines()[-lines:])
 
-    def wait_for_log(self, pattern: str, timeout: float = 10.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, timeout: float = 20.0) -> re.Match[str]:
         """Wait until the log matches ``pattern``; an ended process ends the wait."""
         deadline = time.monotonic() + timeout
         while True:

@@ -34,7 +34,7 @@ class Server(ABC):
     protocol and the answering process is known to be ours.
     """
 
-    start_timeout_s: ClassVar[float] = 20.0
+    start_timeout_s: ClassVar[float] = 40.0
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self) -> None:

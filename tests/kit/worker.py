@@ -66,7 +66,7 @@ class Worker:
             forked=pool != "gevent",
         )
 
-    def start(self, *, timeout: float = 30.0) -> Self:
+    def start(self, *, timeout: float = 60.0) -> Self:
         """Start and wait until the worker consumes."""
         self.launch()
         self.wait_for_log(rf"{re.escape(self.hostname)} ready\.", timeout)
@@ -76,7 +76,7 @@ class Worker:
         """Start without waiting, for a worker that is expected to refuse."""
         self._process.start()
 
-    def stop(self, *, timeout: float = 20.0) -> int:
+    def stop(self, *, timeout: float = 40.0) -> int:
         """Warm shutdown: SIGTERM to the main process, which ends what it runs. Returns the exit
         code; a worker that does not end in time is killed and the test fails."""
         return self._process.stop(signal.SIGTERM, timeout=timeout)
@@ -115,6 +115,6 @@ class Worker:
     def log(self) -> str:
         return self._process.log()
 
-    def wait_for_log(self, pattern: str, timeout: float = 10.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, timeout: float = 20.0) -> re.Match[str]:
         """Wait until the log matches the regular expression; returns the match."""
         return self._process.wait_for_log(pattern, timeout)

@@ -18,14 +18,15 @@ def setup(celery_setup: CeleryTestSetup) -> CeleryTestSetup:
 def test_a_burst_of_equal_calls_is_one_task_and_its_key_is_free_at_the_end(
     setup: CeleryTestSetup,
 ) -> None:
-    hold, queue = setup.app.tasks["smoke.hold"], setup.worker.worker_queue
+    add, queue = setup.app.tasks["smoke.unique_add"], "burst"  # consumed when all calls are made
 
-    burst = [hold.apply_async((7, 0.5), queue=queue) for _ in range(20)]
+    burst = [add.apply_async((3, 4), queue=queue) for _ in range(20)]
 
     assert {result.id for result in burst} == {burst[0].id}
     assert [result.deduplicated for result in burst] == [False] + [True] * 19
+    setup.app.control.add_consumer(queue)
     assert burst[-1].get(timeout=RESULT_TIMEOUT) == 7
-    after = hold.apply_async((7, 0.5), queue=queue)
+    after = add.apply_async((3, 4), queue=queue)
     assert after.outcome == "created"
     assert after.get(timeout=RESULT_TIMEOUT) == 7
 
@@ -33,13 +34,14 @@ def test_a_burst_of_equal_calls_is_one_task_and_its_key_is_free_at_the_end(
 def test_a_rejected_call_names_the_holder_and_a_failure_frees_the_key(
     setup: CeleryTestSetup,
 ) -> None:
-    refuse, queue = setup.app.tasks["smoke.refuse"], setup.worker.worker_queue
-    first = refuse.apply_async((-1, 0.5), queue=queue)
+    refuse, queue = setup.app.tasks["smoke.refuse"], "refused"
+    first = refuse.apply_async((-1,), queue=queue)
 
     with pytest.raises(DuplicateTask) as refused:
-        refuse.apply_async((-1, 0.5), queue=queue)
+        refuse.apply_async((-1,), queue=queue)
 
     assert refused.value.task_id == first.id
+    setup.app.control.add_consumer(queue)
     with pytest.raises(ValueError, match="-1"):
         first.get(timeout=RESULT_TIMEOUT)
-    assert refuse.apply_async((-1, 0.5), queue=queue).outcome == "created"
+    assert refuse.apply_async((-1,), queue=queue).outcome == "created"

@@ -19,6 +19,7 @@ from celery_unique.stores.sql import SqlStore
 from tests.kit import MariaDBServer, PostgresServer, RedisServer, TlsRedisServer
 from tests.stores.django_project import DjangoProject
 from tests.stores.factories import fresh_key
+from tests.stores.timing import PATIENCE_S
 
 _namespaces = itertools.count()
 
@@ -106,7 +107,7 @@ def django_store(
 ) -> Iterator[LockStore]:
     """The cache and the database of a Django project; for tests of their own, since Django
     then is a part of the test process."""
-    store = open_store(request.param, namespace=f"test{next(_namespaces)}")
+    store = open_store(request.param, namespace=f"test{next(_namespaces)}", timeout_s=PATIENCE_S)
     yield store
     store.close()
 
@@ -120,10 +121,10 @@ def store(
     namespace = f"test{next(_namespaces)}"
     if request.param in SLOW_TO_CONNECT:
         if url not in opened_stores:
-            opened_stores[url] = open_store(url)
+            opened_stores[url] = open_store(url, timeout_s=PATIENCE_S)
         yield in_namespace(opened_stores[url], namespace)
         return
-    store = open_store(url, namespace=namespace)
+    store = open_store(url, namespace=namespace, timeout_s=PATIENCE_S)
     yield store
     store.close()
 

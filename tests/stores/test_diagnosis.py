@@ -15,10 +15,11 @@ from celery_unique.stores.diagnosis import Diagnosis
 from tests.kit import RedisCluster, RedisSentinels, RedisServer, eventually
 from tests.kit.redis_groups import ask, configured
 from tests.kit.server import HOST, free_port
+from tests.stores.timing import PATIENCE_S
 
 
 def diagnose(url: str) -> Diagnosis:
-    store = open_store(url)
+    store = open_store(url, timeout_s=PATIENCE_S)
     try:
         told: Diagnosis = store.diagnose()  # type: ignore[attr-defined]
     finally:

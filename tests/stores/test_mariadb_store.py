@@ -25,7 +25,7 @@ from tests.stores.factories import (
     run,
     start,
 )
-from tests.stores.test_sql_connections import unavailable_within
+from tests.stores.timing import after_all, unavailable_within
 
 TIMEOUT = 1.0
 #: What a busy machine may add to a time-out.
@@ -241,14 +241,14 @@ def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_ou
     opened: Callable[..., SqlStore], mariadb_url: str, key: str
 ) -> None:
     store = opened(mariadb_url, timeout_s=TIMEOUT)
-    publish(store, key, "task")
+    publish(opened(mariadb_url), key, "task")
     with other_session(mariadb_url) as other, other.cursor() as cursor:
         cursor.execute("UPDATE celery_unique_lock SET token = token + 1")
 
         unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other")))
         other.rollback()
 
-    assert store.acquire(key, claim("other")).outcome == "duplicate"
+    assert after_all(lambda: store.acquire(key, claim("other")).outcome) == "duplicate"
 
 
 # -- gone, silent, back again ------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_ou
 def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlStore]) -> None:
     store = opened(f"mysql+pymysql://shop:geheim@{HOST}:1/locks", timeout_s=TIMEOUT)
 
-    message = unavailable_within(TIMEOUT + SLACK, store.ping)
+    message = str(unavailable_within(TIMEOUT + SLACK, store.ping))
 
     assert f"{HOST}:1/locks" in message
     assert "geheim" not in message
@@ -272,7 +272,8 @@ def test_a_server_that_falls_silent_in_the_middle(
 ) -> None:
     proxy = start_proxy(mariadb_server.port)
     store = opened(proxy.url_of(mariadb_url), timeout_s=TIMEOUT)
-    publish(store, key, "task")
+    publish(opened(mariadb_url), key, "task")
+    after_all(store.ping)
     proxy.stall()
 
     for act in (
@@ -283,7 +284,7 @@ def test_a_server_that_falls_silent_in_the_middle(
         unavailable_within(TIMEOUT + SLACK, act)
     proxy.restore()
 
-    assert store.start(key, start("task")).verdict == "run"
+    assert after_all(lambda: store.start(key, start("task")).verdict) == "run"
 
 
 def hang_up(server: MariaDBServer, url: str) -> None:

@@ -26,6 +26,7 @@ from tests.stores.factories import (
     running,
     start,
 )
+from tests.stores.timing import PATIENCE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 
@@ -85,7 +86,9 @@ def test_options_of_the_broker_are_understood() -> None:
 @pytest.mark.server
 def test_a_unix_socket_works(start_server: Callable[..., RedisServer], key: str) -> None:
     server = start_server(RedisServer, extra_args=("--unixsocket", "redis.sock"))
-    store = open_store(f"redis+socket://{server.directory}/redis.sock?virtual_host=2")
+    store = open_store(
+        f"redis+socket://{server.directory}/redis.sock?virtual_host=2", timeout_s=PATIENCE_S
+    )
 
     publish(store, key, "a")
 
@@ -101,7 +104,7 @@ def test_the_documented_permissions_are_enough(
     [command] = re.findall(r"(?m)^ACL SETUSER locks .*$", PAGE.read_text())
     with server.client() as admin:
         admin.execute_command(*command.split())
-    store = open_store(f"redis://locks:PASSWORD@{HOST}:{server.port}/1")
+    store = open_store(f"redis://locks:PASSWORD@{HOST}:{server.port}/1", timeout_s=PATIENCE_S)
 
     publish(store, key, "a")
     store.start(key, start("a"))
@@ -151,13 +154,13 @@ def test_tls_is_verified(
     )
     url = f"rediss://{HOST}:{port}/1"
 
-    trusting = RedisStore.from_url(f"{url}?ssl_ca_certs={certificate[0]}")
+    trusting = RedisStore.from_url(f"{url}?ssl_ca_certs={certificate[0]}", timeout_s=PATIENCE_S)
     publish(trusting, key, "a")
     for number in range(50):
         publish(trusting, fresh_key(), f"{number}")
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        RedisStore.from_url(url).acquire(key, claim("b"))
-    careless = RedisStore.from_url(url, ssl={"ssl_cert_reqs": "none"})
+        RedisStore.from_url(url, timeout_s=PATIENCE_S).acquire(key, claim("b"))
+    careless = RedisStore.from_url(url, ssl={"ssl_cert_reqs": "none"}, timeout_s=PATIENCE_S)
 
     assert careless.acquire(key, claim("b")).outcome == "duplicate"
     assert len(trusting._connections._idle) == 1

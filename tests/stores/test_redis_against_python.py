@@ -18,6 +18,7 @@ import pytest
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
 from celery_unique.stores.record import LETTER_OF, State
+from tests.stores.timing import PATIENCE_S
 
 SEQUENCES = 60
 ACTS = 40
@@ -235,7 +236,10 @@ def test_every_act_leaves_the_same_record_and_reply_as_in_python(
     server_url: str, part: int
 ) -> None:
     for seed in range(part * SEQUENCES, (part + 1) * SEQUENCES):
-        python, lua = open_store("memory://"), open_store(server_url, namespace=str(seed))
+        python, lua = (
+            open_store("memory://"),
+            open_store(server_url, namespace=str(seed), timeout_s=PATIENCE_S),
+        )
         acts = Acts(seed)
 
         for number in range(ACTS):

@@ -31,6 +31,7 @@ from tests.stores.factories import (
     start,
     task_of,
 )
+from tests.stores.timing import PATIENCE_S
 
 LUA = Path(scripts.__file__).parent.parent / "lua"
 
@@ -43,7 +44,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[RedisStore]:
-    with closing(RedisStore.from_url(url)) as store:
+    with closing(RedisStore.from_url(url, timeout_s=PATIENCE_S)) as store:
         yield store
 
 
@@ -195,7 +196,7 @@ def test_namespaces_and_prefixes_do_not_meet(url: str, key: str) -> None:
         {"key_prefix": "*"},
         {"key_prefix": "shop:", "namespace": "shop"},
     ]
-    stores = [RedisStore.from_url(url, **place) for place in places]
+    stores = [RedisStore.from_url(url, timeout_s=PATIENCE_S, **place) for place in places]
 
     outcomes = [store.acquire(key, claim(f"task {n}")) for n, store in enumerate(stores)]
     walked = [[(k, list(record.tasks)) for k, record in store.walk()] for store in stores]
@@ -281,7 +282,7 @@ def test_redis_itself_deletes_a_record_that_lapsed(
 ) -> None:
     store.acquire(key, claim("a", grace_ms=30))
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while client.dbsize() and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -460,7 +461,8 @@ def test_one_way_acts_survive_a_script_flush(
 
 def test_a_walk_stops_in_time_among_the_keys_of_others(start_server: Callable[..., Any]) -> None:
     server = start_server(RedisServer)
-    with closing(RedisStore.from_url(server.url)) as store, server.client() as client:
+    patient = RedisStore.from_url(server.url, timeout_s=PATIENCE_S)
+    with closing(patient) as store, server.client() as client:
         client.mset({f"other:{number}": 1 for number in range(5000)})
         store.acquire(fresh_key(), claim("t1"))
 

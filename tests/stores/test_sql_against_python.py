@@ -16,6 +16,7 @@ from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Record, State
 from celery_unique.stores.sql import SqlStore, dialects, mysql_statements
 from celery_unique.stores.sql.rows import FILLED_IN, PLACEHOLDER, fresh_record
+from tests.stores.timing import PATIENCE_S
 
 IDS = st.sampled_from(["a", "b", "c"])
 DELIVERIES = st.sampled_from(["d1", "d2"])
@@ -172,7 +173,7 @@ def open_sql_store(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     monkeypatch.setattr(mysql_statements, "_US", "(:client_us + :offset_us)")
 
     def open_store(url: str) -> SqlStore:
-        store = SqlStore.from_url(url)
+        store = SqlStore.from_url(url, timeout_s=PATIENCE_S)
         store._client_us = clock  # type: ignore[method-assign]
         opened.append(store)
         return store

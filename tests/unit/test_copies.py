@@ -61,7 +61,7 @@ def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark() 
     store = MemoryStore()
     holding = Holding(SimpleNamespace(), store, store, LONG)
     lock = LockHeader("a", "1:00", delivery="here/1/boot/1")
-    store.acquire(lock.key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=1_000))
+    store.acquire(lock.key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=60_000))
     holding.start(lock, "shop.rebuild", lock.delivery, acks_late=False)
     holding.sent_to_pool(lock, "shop.rebuild")
     runtime: Any = SimpleNamespace(holding=holding, renewal=None, app=None)
@@ -75,7 +75,7 @@ def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark() 
     signals.worker_shutting_down.send(sender="here", sig="SIGTERM", how="Warm", exitcode=0)
 
     # Long before the next round of renewals.
-    eventually(lambda: store.read(lock.key)[0].tasks["a"].copies, timeout=5)
+    eventually(lambda: store.read(lock.key)[0].tasks["a"].copies)
     finished = holding.finish(lock, "shop.rebuild", State.COMPLETED)
     assert finished.settle
     holding.settle(lock, "shop.rebuild", State.COMPLETED)

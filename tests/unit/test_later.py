@@ -31,7 +31,7 @@ def test_an_act_is_repeated_until_the_store_answers() -> None:
     acts = Later()
     acts.retry("give back", act, within_s=10)
 
-    assert done.wait(5)
+    assert done.wait(20)
     eventually(lambda: acts.waiting() == 0)
 
 
@@ -57,6 +57,6 @@ def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
     acts.retry("something broken", broken, within_s=10)
     acts.retry("give back", done.set, within_s=10)
 
-    assert done.wait(5)
+    assert done.wait(20)
     eventually(lambda: acts.waiting() == 0)
     assert "could not be carried out: something broken" in caplog.text

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
 
 import celery_unique
 from tests.kit.patience import PATIENT
@@ -20,6 +21,9 @@ from tests.kit.patience import PATIENT
 from .props import Props
 
 Define = Callable[..., Any]
+
+#: Where retries wait that are looked at: no worker consumes it.
+RETRIED = "retried"
 
 #: What a task is told to raise that is no ordinary exception.
 EXITS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
@@ -113,8 +117,18 @@ def _ordinary_ends(app: Celery, task: Define, props: Props) -> None:
         return tag
 
 
+class RetriedElsewhere(Task):
+    """Its retries wait until the test gives them to the worker: what is true of a task that waits
+    for its retry can be looked at for as long as that takes."""
+
+    abstract = True
+
+    def signature_from_request(self, *args: Any, **options: Any) -> Any:
+        return super().signature_from_request(*args, **{**options, "queue": RETRIED})
+
+
 def _retries(app: Celery, task: Define, props: Props) -> None:
-    @task(name="retry_once", bind=True, unique=True)
+    @task(name="retry_once", bind=True, unique=True, base=RetriedElsewhere)
     def retry_once(self: Task, tag: str, countdown: float = 0) -> int:
         if props.enter(tag) == 1:
             raise self.retry(countdown=countdown)
@@ -128,7 +142,7 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
             raise again
         return int(self.request.retries)
 
-    @task(name="retry_once_late", bind=True, unique=True, acks_late=True)
+    @task(name="retry_once_late", bind=True, unique=True, acks_late=True, base=RetriedElsewhere)
     def retry_once_late(self: Task, tag: str, countdown: float = 0) -> int:
         if props.enter(tag) == 1:
             raise self.retry(countdown=countdown)
@@ -137,6 +151,7 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
     @task(
         name="retry_by_itself",
         unique=True,
+        base=RetriedElsewhere,
         autoretry_for=(ConnectionError,),
         retry_kwargs={"countdown": 1},
     )
@@ -150,7 +165,7 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
         props.enter(tag)
         raise self.retry(countdown=0, exc=ValueError(tag))
 
-    @task(name="retry_quietly", bind=True, unique=True)
+    @task(name="retry_quietly", bind=True, unique=True, base=RetriedElsewhere)
     def retry_quietly(self: Task, tag: str) -> str:
         """The first run succeeds, and its id goes on all the same."""
         if props.enter(tag) == 1:
@@ -158,7 +173,7 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
             return "the first"
         return "the second"
 
-    @task(name="retry_quietly_and_fail", bind=True, unique=True)
+    @task(name="retry_quietly_and_fail", bind=True, unique=True, base=RetriedElsewhere)
     def retry_quietly_and_fail(self: Task, tag: str) -> str:
         if props.enter(tag) == 1:
             self.retry(countdown=1, throw=False)
@@ -228,6 +243,15 @@ def _orders(app: Celery, task: Define, props: Props) -> None:
         return tag
 
 
+class LimitedOnce(Request):
+    """Its second delivery is not to be killed as well, however long the test takes."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.delivery_info["redelivered"]:
+            self.time_limits = (600, None)
+
+
 def _killed(app: Celery, task: Define, props: Props) -> None:
     @task(name="soft_limit", unique=True, soft_time_limit=0.5)
     def soft_limit(tag: str) -> None:
@@ -243,15 +267,21 @@ def _killed(app: Celery, task: Define, props: Props) -> None:
             "acks_late": True,
             "acks_on_failure_or_timeout": False,  # up to 5.6
             "acks_on_timeout": False,
+            "Request": LimitedOnce,
         },
         "lose": {},
         "lose_late": {"acks_late": True},
         "lose_requeued": {"acks_late": True, "reject_on_worker_lost": True},
-        "lose_retried": {"retry_on_worker_lost": True, "default_retry_delay": 1},
+        "lose_retried": {
+            "retry_on_worker_lost": True,
+            "default_retry_delay": 1,
+            "base": RetriedElsewhere,
+        },
         "lose_late_retried": {
             "acks_late": True,
             "retry_on_worker_lost": True,
             "default_retry_delay": 1,
+            "base": RetriedElsewhere,
         },
     }
     for name, option in options.items():
@@ -272,7 +302,7 @@ def _killed(app: Celery, task: Define, props: Props) -> None:
         task(leave, name=name, unique=True, unique_on="tag", acks_late=late)
 
 
-class BeforeStart(Task):
+class BeforeStart(RetriedElsewhere):
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
+from celery_unique.runtime import runtime_of
 from tests.kit.producers import serve
 
 from .faults import make_app
@@ -24,6 +26,9 @@ def call(job: dict[str, Any]) -> None:
         return sent
 
     app.amqp.send_task_message = send_task_message
+    if "grace_s" in job:  # in place of the app's own
+        coordinator = runtime_of(app).coordinator
+        coordinator.leases = replace(coordinator.leases, grace_ms=round(job["grace_s"] * 1000))
     app.tasks[job["task"]].delay(job["tag"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 #: Longer than any test waits: a body that nobody releases fails by itself.
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 class Props:

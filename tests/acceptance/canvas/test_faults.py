@@ -62,11 +62,12 @@ def cast_of(stage: CanvasStage) -> Cast:
 
 def let_holders_through(c: Cast) -> None:
     """From here on the worker consumes the queue in which holders wait."""
-    c.app.control.add_consumer(HELD, reply=True)
+    # A busy worker may not answer within the second for which Celery waits.
+    eventually(lambda: c.app.control.add_consumer(HELD, reply=True), timeout=60)
 
 
 def held_back(c: Cast) -> None:
-    c.app.control.cancel_consumer(HELD, reply=True)
+    eventually(lambda: c.app.control.cancel_consumer(HELD, reply=True), timeout=60)
 
 
 def get(result: Any) -> Any:
@@ -312,10 +313,10 @@ def test_followers_of_a_killed_process_get_its_failure(stage: CanvasStage) -> No
 
 def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: CanvasStage) -> None:
     c = cast_of(stage)
-    c.limited.delay(c.tag)
-    eventually(lambda: c.runs, timeout=30)
-
+    c.limited.apply_async((c.tag,), queue=f"held-back-{c.tag}")  # or its limit could be reached
     results = [c.limited.apply_async((c.tag,), task_id=uuid.uuid4().hex) for _ in range(3)]
+
+    c.app.props.redis.lmove(f"held-back-{c.tag}", "celery", "RIGHT", "LEFT")
 
     assert [type(get(result)).__name__ for result in results] == ["TimeLimitExceeded"] * 3
     assert c.runs == 1

