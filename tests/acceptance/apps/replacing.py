@@ -21,7 +21,6 @@ def make_app(*, broker: str, redis_url: str, **settings: Any) -> Celery:
         {
             **PATIENT,
             "unique_store_url": redis_url,
-            "unique_store_timeout": 10,
             "broker_connection_retry_on_startup": True,
             "worker_prefetch_multiplier": 4,
             "result_expires": 600,
