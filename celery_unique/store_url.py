@@ -11,6 +11,7 @@ from .settings import UniqueSettings, loaded_conf
 
 __all__ = ["store_url"]
 
+_WITH_DRIVERS = ("sqlite", "postgresql", "mysql", "mariadb")
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 
 #: What people write, where the nearest spelling would mislead them.
@@ -63,15 +64,14 @@ def _check_scheme(url: str) -> None:
     from .stores import BUILT_IN, known_schemes
 
     scheme = _scheme(url)
-    # What follows a plus names a driver, and is the store's business; Redis has no drivers.
+    # What follows a plus names a driver, and is the store's business; only databases have some.
     plain = scheme.partition("+")[0]
     if scheme in BUILT_IN or scheme == "redis+socket":
         return  # first, since looking for others reads every installed package
-    has_drivers = not plain.startswith("redis")
-    if plain in BUILT_IN and has_drivers:
+    if plain in _WITH_DRIVERS:
         return
     known = known_schemes()
-    if (plain in known and has_drivers) or scheme in known:
+    if scheme in known or (plain in known and plain not in BUILT_IN):
         return
     near = _MEANT.get(plain) or nearest(scheme, known) or nearest(plain, known)
     hint = f" Did you mean '{near}://'?" if near in known else ""

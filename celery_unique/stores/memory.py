@@ -12,6 +12,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
 
+from celery_unique.exceptions import ConfigurationError
+
 from .base import Guarantee
 from .diagnosis import Diagnosis
 from .record import Record
@@ -40,6 +42,12 @@ class MemoryStore(RecordedStore):
     @classmethod
     def from_url(cls, url: str, **options: object) -> MemoryStore:
         """Every app has a store of its own: namespace and time-out mean nothing here."""
+        if url.partition("://")[2]:
+            raise ConfigurationError(
+                "unique_store_url: memory:// has neither names nor options, for every app has one "
+                "such store of its own. Write memory:// and nothing after it.",
+                setting="unique_store_url",
+            )
         return cls()
 
     def fingerprint(self) -> str:

@@ -307,7 +307,8 @@ def test_sentinels_that_do_not_know_the_service_are_an_error_in_time(
 def url_of(**settings: Any) -> Any:
     from celery_unique.stores.django.database import _postgresql_url
 
-    return _postgresql_url({"ENGINE": "django.db.backends.postgresql", **settings})
+    engine = "django.db.backends.postgresql"
+    return _postgresql_url({"ENGINE": engine, **settings}, "django-db://default")
 
 
 def test_the_settings_of_a_database_become_its_url() -> None:

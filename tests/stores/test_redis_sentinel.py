@@ -338,9 +338,11 @@ def test_a_url_is_read_as_kombu_does(url: str, options: dict[str, Any]) -> None:
     assert (connection.password, connection.db, connection.host) == ("geheim", 3, "host")
 
 
-def test_a_url_without_ports_and_with_tls() -> None:
+def test_a_url_without_ports_and_with_tls(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.touch()
     store: Any = open_store(
-        "sentinel://a/0?sentinel_master=main&ssl_ca_certs=/ca.pem&sentinel_password=pw",
+        f"sentinel://a/0?sentinel_master=main&ssl_ca_certs={authority}&sentinel_password=pw",
         sentinel_kwargs={"ssl": True, "ssl_cert_reqs": "none"},
     )
 
@@ -348,7 +350,7 @@ def test_a_url_without_ports_and_with_tls() -> None:
     asking = sentinel.address.connection()
     assert repr(store) == "<SentinelStore main/0 of a:26379>"
     assert (asking.port, asking.password, asking.cert_reqs) == (26379, "pw", 0)
-    assert store._address.connection().ca_certs == "/ca.pem"
+    assert store._address.connection().ca_certs == str(authority)
 
 
 def test_a_url_that_names_no_primary_is_told_how_to() -> None:

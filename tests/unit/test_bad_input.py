@@ -2,7 +2,8 @@
 
 The cases are generated from the library's own tables, so a new field or setting is tried as soon
 as it exists. An error must be of the right class, name what is wrong, and say what to do. How many
-cases there were is printed at the end.
+cases there were is printed by the last test. What needs an app, a broker and a store is in
+``test_bad_input_public``, and so is the rest of a URL after its scheme.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS, check_setting_nam
 from celery_unique.states import GROUPS, STATES
 from celery_unique.store_url import store_url
 from celery_unique.stores import known_schemes
+
+KINDS = ("type", "value", "unknown", "clash")
 
 #: A message says what to do: it asks for something, or names what was meant.
 A_CURE = re.compile(
@@ -211,6 +214,11 @@ def document_cases() -> Iterator[Case]:
         yield case(name, "unknown", {name: "{a}"})
     for value in [1, 0, "yes", "", [], OBJECT, UniquePolicy, lambda: None, 1.5, b"x"]:
         yield case("unique", "type", value)
+    for fields in CLASHES:
+        if fields.keys() <= set(OJS_FIELDS):
+            yield case("meta_keys" if "args_keys" not in fields else "args_keys", "clash",
+                       {name: [value] if isinstance(value, str) else value
+                        for name, value in fields.items()})  # fmt: skip
 
 
 # -- Names -----------------------------------------------------------------------------------------
@@ -234,7 +242,7 @@ def name_cases() -> Iterator[Case]:
         yield Case("setting", wrong, "unknown", attempt, ConfigurationError, wrong, meant)
 
 
-# -- Settings, durations and URLs ------------------------------------------------------------------
+# -- Settings, durations and schemes of URLs -------------------------------------------------------
 
 WRONG_SETTINGS: dict[str, dict[str, list[Any]]] = {
     "unique_store_url": {
@@ -273,12 +281,12 @@ def duration_cases() -> Iterator[Case]:
                 )
 
 
-def url_cases() -> Iterator[Case]:
+def scheme_cases() -> Iterator[Case]:
     for wrong, meant in misspellings(known_schemes()):
         if wrong.lower() not in known_schemes():
             attempt = partial(read_app, unique_store_url=f"{wrong}://me:hunter2@host/0")
             yield Case(
-                "url",
+                "scheme",
                 "unique_store_url",
                 "unknown",
                 attempt,
@@ -290,7 +298,7 @@ def url_cases() -> Iterator[Case]:
         for backend in (None, "rpc://", "db+sqlite:///x", "cache+memory://", "file:///tmp/x"):
             attempt = partial(read_app, broker_url=broker, result_backend=backend)
             shown = f"{broker}-{backend}"
-            yield Case("url", "unique_store_url", "value", attempt, ConfigurationError, shown)
+            yield Case("scheme", "unique_store_url", "value", attempt, ConfigurationError, shown)
 
 
 # -- Clashes ---------------------------------------------------------------------------------------
@@ -345,7 +353,7 @@ CASES = [
     *name_cases(),
     *setting_cases(),
     *duration_cases(),
-    *url_cases(),
+    *scheme_cases(),
     *clash_cases(),
 ]
 
@@ -370,14 +378,30 @@ def test_bad_input_is_refused_by_name_with_the_cure(case: Case) -> None:
     assert "hunter2" not in message
 
 
+#: Surfaces and kinds of wrong that cannot be tried together, and why.
+CANNOT_EXIST = {
+    ("setting", "clash"): "only the defaults for policies bear on each other: 'default setting'",
+    ("duration", "unknown"): "a duration has no names in it",
+    ("duration", "clash"): "a duration is one value",
+    ("scheme", "type"): "a URL that is no string is a wrong setting, and tried as one",
+    ("scheme", "clash"): "a scheme is one word",
+}
+
+
 def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(
-    capsys: pytest.CaptureFixture[str],
+    report: Callable[[str], None],
 ) -> None:
     tried = Counter((case.surface, case.kind) for case in CASES)
 
-    assert {kind for _, kind in tried} == {"type", "value", "unknown", "clash"}
+    report(f"bad input: {len(CASES)} tried, {dict(Counter(case.kind for case in CASES))}")
+    check_pairs(tried, CANNOT_EXIST)
     for name in (*SETTINGS, *DEFAULT_SETTINGS, *OPTION_FIELDS, *OJS_FIELDS):
         assert any(case.name == name for case in CASES), f"nothing wrong was tried for {name}"
-    with capsys.disabled():
-        by_kind = Counter(case.kind for case in CASES)
-        print(f"\nbad input: {len(CASES)} tried, {dict(by_kind)}")
+
+
+def check_pairs(tried: Counter[tuple[str, str]], cannot_exist: dict[tuple[str, str], str]) -> None:
+    """Every surface was tried with every kind of wrong, but for those that cannot exist."""
+    pairs = {(surface, kind) for surface, _ in tried for kind in KINDS}
+    assert pairs - tried.keys() == set(cannot_exist)
+    assert {kind for _, kind in tried} == set(KINDS)
+    assert all(cannot_exist.values()), "each has a reason"

@@ -3,15 +3,21 @@
 Built on the tables of ``test_bad_input``: the same wrong values, names and clashes, given to calls,
 definitions, annotations, documents, settings and URLs of real apps, and arguments from which no
 key can be made. Each time the error names what is wrong and says what to do, nothing is published
-and no lock is left. How many were tried is printed at the end.
+and no lock is left. How many they are is printed by the test of the surfaces.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,7 +28,7 @@ from celery_unique import CeleryUniqueError, ConfigurationError, InvalidPolicy, 
 from celery_unique.options import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.policy_fields import OPTION_OF
 from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS
-from celery_unique.stores import known_schemes
+from celery_unique.stores import BUILT_IN, known_schemes
 from tests.integration.apps import locks, make_app, messages, plain_app
 from tests.unit.test_bad_input import (
     A_CURE,
@@ -33,11 +39,13 @@ from tests.unit.test_bad_input import (
     WRONG_DURATIONS,
     WRONG_SETTINGS,
     as_options,
+    check_pairs,
     document_cases,
     misspellings,
     waits_for_a_task,
     wrong_values,
 )
+from tests.unit.wrong_urls import CANNOT_BE_WRONG, WRONG_URLS, django_settings
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::celery_unique.exceptions.UniquePolicyWarning",
@@ -65,6 +73,7 @@ class Case(NamedTuple):
     error: type[CeleryUniqueError] = InvalidPolicy
     meant: str = ""  # the right name, which the error must give
     shown: str = ""
+    traces: Callable[[], list[str]] = list  # of the attempt, beside messages and locks
 
 
 # -- the ways to say an option ---------------------------------------------------------------------
@@ -252,6 +261,11 @@ def call_of(**conf: Any) -> tuple[Callable[[], Any], Celery]:
     return lambda: define(app, unique=True).delay(1), app
 
 
+def installed_call(app: Celery, settings: Options) -> Any:
+    celery_unique.install(app, **settings)
+    return define(app, unique=True).delay(1)
+
+
 def setting_cases() -> Iterator[Case]:
     durations = {"type": NOT_DURATIONS, "value": WRONG_DURATIONS}
     for name in SETTINGS:
@@ -259,6 +273,9 @@ def setting_cases() -> Iterator[Case]:
             for value in values:
                 attempt, app = call_of(**{name: value})
                 yield Case("setting", kind, name, attempt, app, ConfigurationError, "", repr(value))
+                given, app = {"store_url": "memory://", name: value}, plain_app()
+                attempt = partial(installed_call, app, given)
+                yield Case("install", kind, name, attempt, app, ConfigurationError, "", repr(value))
     for field, kind, value, meant in wrong_values():
         fields = {**BESIDE.get(field, {}), field: value}
         attempt, app = call_of(**defaults(fields))
@@ -269,9 +286,11 @@ def setting_cases() -> Iterator[Case]:
             attempt, app = call_of(**defaults(fields))
             name = next(field for field in reversed(fields) if field != "on_conflict")
             named = SETTING_OF[OPTION_OF[name]].removeprefix("unique_default_")
-            yield Case(
-                "default", "clash", named, attempt, app, ConfigurationError, "", repr(fields)
-            )
+            shown = repr(fields)
+            yield Case("default", "clash", named, attempt, app, ConfigurationError, "", shown)
+            app = plain_app()
+            attempt = partial(installed_call, app, defaults(fields))
+            yield Case("install", "clash", named, attempt, app, ConfigurationError, "", shown)
     for wrong, meant in misspellings((*SETTINGS, *DEFAULT_SETTINGS)):
         app = plain_app()
         install = lambda app=app, wrong=wrong: celery_unique.install(app, **{wrong: 1})  # noqa: E731
@@ -282,29 +301,83 @@ def defaults(fields: Options) -> Options:
     return {SETTING_OF[option]: value for option, value in as_options(fields).items()}
 
 
-def url_cases() -> Iterator[Case]:
+def scheme_cases() -> Iterator[Case]:
     name = "unique_store_url"
     for wrong, meant in misspellings(known_schemes()):
         if wrong.lower() not in known_schemes():
             attempt, app = call_of(unique_store_url=f"{wrong}://me:hunter2@host/0")
             yield Case(
-                "url", "unknown", name, attempt, app, ConfigurationError, f"{meant}://", wrong
+                "scheme", "unknown", name, attempt, app, ConfigurationError, f"{meant}://", wrong
             )
     for broker in ("amqp://me:hunter2@host", "sqs://", "filesystem://", "pyamqp://"):
         attempt, app = call_of(broker_url=broker, unique_store_url=None, result_backend="rpc://")
-        yield Case("url", "value", name, attempt, app, ConfigurationError, shown=broker)
+        yield Case("scheme", "value", name, attempt, app, ConfigurationError, shown=broker)
+
+
+class Nobody:
+    """A server that must not be called, and a directory in which no file may be made.
+
+    So it is told before anything connects that a URL is wrong, and no lock can be left.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+
+    def traces(self) -> list[str]:
+        found = [f"the file {path.name} was made" for path in self.directory.iterdir()]
+        try:
+            self._listener.accept()[0].close()
+        except BlockingIOError:
+            return found
+        return [*found, "the server was called"]
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Iterator[Nobody]:
+    nobody = Nobody(tmp_path)
+    yield nobody
+    nobody.close()
+
+
+OF_DJANGO = ("django-cache", "django-db")
+
+
+def url_cases(nobody: Nobody) -> Iterator[Case]:
+    yield from (case for scheme in WRONG_URLS for case in cases_of(scheme, nobody))
+
+
+def cases_of(scheme: str, nobody: Nobody) -> Iterator[Case]:
+    """Each URL is said by an app that publishes where the store is away: this is no such case."""
+    for kind, urls in WRONG_URLS[scheme].items():
+        for wrong, named in urls:
+            url = wrong.format(port=nobody.port, directory=nobody.directory)
+            attempt, app = call_of(unique_store_url=url, unique_on_store_error="publish")
+            yield Case(
+                f"{scheme}:// URL",
+                kind,
+                "unique_store_url",
+                attempt,
+                app,
+                ConfigurationError,
+                named,
+                url,
+                nobody.traces,
+            )
 
 
 # -- the tests -------------------------------------------------------------------------------------
-
-tried: Counter[tuple[str, str]] = Counter()
 
 
 def faults(cases: Iterator[Case]) -> list[str]:
     """Try each one; what was wrong with the answer."""
     found = []
     for case in cases:
-        tried[case.surface, case.kind] += 1
         where = f"{case.surface}, {case.name}, {case.kind}, {case.shown}"
         found += [f"{where}: {fault}" for fault in _faults(case)]
     return found
@@ -333,6 +406,7 @@ def _faults(case: Case) -> Iterator[str]:
         yield "something was published"
     if case.error is not ConfigurationError and locks(case.app):
         yield "a lock is left"
+    yield from case.traces()
 
 
 def test_wrong_values_of_options(ways: Ways) -> None:
@@ -363,16 +437,70 @@ def test_wrong_settings() -> None:
     assert faults(setting_cases()) == []
 
 
-def test_wrong_urls() -> None:
-    assert faults(url_cases()) == []
+def test_wrong_schemes() -> None:
+    assert faults(scheme_cases()) == []
 
 
-def test_how_many_were_tried(report: Callable[[str], None]) -> None:
-    by_kind, by_surface = Counter[str](), Counter[str]()
+@pytest.mark.parametrize("scheme", [scheme for scheme in WRONG_URLS if scheme not in OF_DJANGO])
+def test_wrong_urls(scheme: str, nobody: Nobody) -> None:
+    assert faults(cases_of(scheme, nobody)) == []
+
+
+@pytest.mark.parametrize("scheme", OF_DJANGO)
+def test_wrong_urls_of_django(scheme: str, tmp_path: Path) -> None:
+    # In a process of its own: Django can be configured once.
+    program = "from tests.unit.test_bad_input_public import tell; tell(*__import__('sys').argv[1:])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, scheme, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def tell(scheme: str, directory: str) -> None:
+    """Print what was wrong with the answers to this scheme's URLs, in a Django project."""
+    from django.conf import settings
+
+    nobody = Nobody(Path(directory))
+    settings.configure(**django_settings(directory, nobody.port))
+    print(json.dumps(faults(cases_of(scheme, nobody))))
+
+
+#: Surfaces and kinds of wrong that cannot be tried together, and why.
+CANNOT_EXIST = {
+    ("setting", "unknown"): "a name in an app's configuration may be somebody else's: a warning",
+    ("setting", "clash"): "only the defaults for policies bear on each other: 'default'",
+    ("scheme", "type"): "a URL that is no string is a wrong setting, and tried as one",
+    ("scheme", "clash"): "a scheme is one word",
+    **{(f"{scheme}:// URL", kind): why for (scheme, kind), why in CANNOT_BE_WRONG.items()},
+}
+
+
+def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(
+    ways: Ways, nobody: Nobody, report: Callable[[str], None]
+) -> None:
+    of_ways = (
+        *(option_cases, name_cases, clash_cases, document_call_cases),
+        *(idempotency_cases, argument_cases),
+    )
+    of_apps = (setting_cases(), scheme_cases(), url_cases(nobody))
+    tried: Counter[tuple[str, str]] = Counter()
+    for cases in (*(each(ways) for each in of_ways), *of_apps):
+        tried.update((case.surface, case.kind) for case in cases)
+
+    surfaces, kinds = Counter[str](), Counter[str]()
     for (surface, kind), number in tried.items():
-        by_kind[kind] += number
-        by_surface[surface] += number
+        surfaces[surface] += number
+        kinds[kind] += number
+    report(f"bad input through the public API: {tried.total()} tried, {dict(kinds)}")
+    report(f"  {dict(surfaces)}")
+    check_pairs(tried, CANNOT_EXIST)
 
-    report(f"bad input through the public API: {tried.total()} tried, {dict(by_kind)}")
-    report(f"  {dict(by_surface)}")
-    assert set(by_kind) == {"type", "value", "unknown", "clash"}
+
+def test_every_scheme_has_wrong_urls() -> None:
+    assert WRONG_URLS.keys() == BUILT_IN.keys()

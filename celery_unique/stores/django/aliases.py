@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.messages import one_of, shown, suggestion
@@ -14,17 +14,18 @@ def alias_of(url: str) -> tuple[str, dict[str, str]]:
     """The alias and the options in the query; an empty alias is Django's default one."""
     scheme, _, rest = url.partition("://")
     # Not urlsplit's host, which has lost its capitals.
-    alias = unquote(rest.partition("?")[0].strip("/"))
+    alias, _, query = rest.partition("?")
+    alias = unquote(alias.strip("/"))
     if "/" in alias or "@" in alias:
         raise refused(f"{scheme}://{alias.rpartition('@')[2]}", "write only the alias after ://")
-    return alias or "default", dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    return alias or "default", dict(parse_qsl(query, keep_blank_values=True))
 
 
 def check_alias(scheme: str, alias: str, setting: str, known: list[str]) -> None:
     if alias not in known:
         raise refused(
             f"{scheme}://{alias}",
-            f"{setting} has no {shown(alias)}.{suggestion(alias, known)} It has {one_of(known)}",
+            f"{setting} has no {shown(alias)}.{suggestion(alias, known)} Use {one_of(known)}",
         )
 
 

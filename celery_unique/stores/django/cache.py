@@ -25,7 +25,8 @@ class DjangoCacheStore:
         alias, options = alias_of(url)
         what = f"{SCHEME}://{alias}"
         if options:
-            raise refused(what, f"it has no options, and {next(iter(options))!r} was given")
+            name = next(iter(options))
+            raise refused(what, f"it has no options, and {name!r} was given: write only the alias")
         cache = _cache(alias)
         pool = _pool(cache, what)
         from celery_unique.stores.redis import RedisStore
@@ -53,7 +54,12 @@ def _cache(alias: str) -> Any:
     try:
         return caches[alias]
     except (ImproperlyConfigured, ImportError) as error:
-        raise refused(f"{SCHEME}://{alias}", f"Django cannot make this cache: {error}") from error
+        raise refused(f"{SCHEME}://{alias}", _cannot_make(alias, error)) from error
+
+
+def _cannot_make(alias: str, error: Exception) -> str:
+    cure = f"Give CACHES[{alias!r}] a BACKEND that is installed"
+    return f"Django cannot make this cache: {error}. {cure}"
 
 
 def _pool(cache: Any, what: str) -> Any:
@@ -74,6 +80,13 @@ def _pool(cache: Any, what: str) -> Any:
         )
     try:
         return client.get_client(write=True).connection_pool
+    except ValueError:
+        # Its text can repeat a part of the LOCATION, and so of a password.
+        raise refused(
+            what,
+            "the LOCATION of this cache is not the URL of a Redis server. Write it as "
+            "redis://HOST:6379/0, with a port from 0 to 65535",
+        ) from None
     except AttributeError:
         raise refused(
             what, f"its client {type(client).__qualname__} has no pool of connections to one server"

@@ -41,14 +41,23 @@ class DjangoDatabaseStore:
 
         alias, options = alias_of(url)
         where = _url_of(alias).render_as_string(hide_password=False)
-        return SqlStore.from_url(where, namespace=namespace, timeout_s=timeout_s, **options)
+        try:
+            return SqlStore.from_url(where, namespace=namespace, timeout_s=timeout_s, **options)
+        except ConfigurationError as error:
+            if error.setting != SETTING:
+                raise
+            raise ConfigurationError(
+                f"{error} What stands before the ? of {SCHEME}://{alias} is made from "
+                f"DATABASES[{alias!r}], and so are options of the driver.",
+                setting=SETTING,
+            ) from None
 
 
 def _url_of(alias: str) -> URL:
     connection = _connection(alias)
     settings, what = connection.settings_dict, f"{SCHEME}://{alias}"
     if connection.vendor == "postgresql":
-        return _postgresql_url(settings)
+        return _postgresql_url(settings, what)
     if connection.vendor == "sqlite":
         return _sqlite_url(settings, what)
     if connection.vendor == "mysql":
@@ -78,10 +87,21 @@ def _connection(alias: str) -> Any:
         check_alias(SCHEME, alias, "DATABASES", list(connections))
         return connections[alias]
     except (ImproperlyConfigured, ImportError) as error:
-        raise refused(f"{SCHEME}://{alias}", f"Django cannot open it: {error}") from error
+        raise refused(f"{SCHEME}://{alias}", _cannot_open(alias, error)) from error
 
 
-def _postgresql_url(settings: Any) -> URL:
+def _cannot_open(alias: str, error: Exception) -> str:
+    return f"Django cannot open it: {error}. Give DATABASES[{alias!r}] an ENGINE that is installed"
+
+
+def _port(value: Any, what: str) -> int | None:
+    try:
+        return int(value) if value else None
+    except ValueError:
+        raise refused(what, "its PORT is not a number: write one from 1 to 65535") from None
+
+
+def _postgresql_url(settings: Any, what: str) -> URL:
     make_url = _url_maker()
     given = settings.get("OPTIONS") or {}
     query = {name: str(value) for name, value in given.items() if name not in _DJANGOS}
@@ -92,13 +112,12 @@ def _postgresql_url(settings: Any) -> URL:
     host = settings.get("HOST") or None
     if host and host.startswith("/"):  # the directory of a socket is no host of a URL
         query["host"], host = host, None
-    port = settings.get("PORT")
     return make_url(  # type: ignore[no-any-return]
         "postgresql+psycopg",
         username=settings.get("USER") or None,
         password=settings.get("PASSWORD") or None,
         host=host,
-        port=int(port) if port else None,
+        port=_port(settings.get("PORT"), what),
         database=settings.get("NAME") or None,
         query=query,
     )

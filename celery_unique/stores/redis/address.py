@@ -15,17 +15,10 @@ from redis.connection import AbstractConnection, UnixDomainSocketConnection, par
 
 from celery_unique.exceptions import ConfigurationError, conceal_passwords
 
-#: Options that belong to a client or a pool, or that this store must decide itself for its
-#: time-out to hold. A broker's URL may carry them for kombu, so they are left out in silence.
-NOT_OURS = frozenset(
-    {
-        *("socket_timeout", "socket_connect_timeout", "timeout", "max_connections"),
-        *("retry", "retry_on_timeout", "retry_on_error", "health_check_interval"),
-        *("encoding", "encoding_errors", "decode_responses", "protocol", "legacy_responses"),
-        *("connection_class", "driver_info", "lib_name", "lib_version"),
-        *("master_name", "sentinel_kwargs", "min_other_sentinels"),
-    }
-)
+from .url_options import LEFT_OUT, check_values, read_query, wrong_url
+
+#: In the options of a broker there are also those that are for sentinels alone.
+NOT_OURS = LEFT_OUT | {"master_name", "sentinel_kwargs", "min_other_sentinels"}
 
 #: One of redis-py's connections: their methods are not typed.
 Connection = Any
@@ -72,10 +65,16 @@ def address_with(connection_class: type[AbstractConnection], given: Mapping[str,
         address.connection()
     except TypeError as error:
         unknown = re.search(r"keyword argument '(\w+)'", str(error))
-        raise _wrong(f"unknown option {unknown[1]!r}" if unknown else str(error)) from None
+        raise wrong_url(_unknown(unknown[1]) if unknown else str(error)) from None
     except (ValueError, redis.RedisError) as error:
-        raise _wrong(address.conceal(str(error))) from None
+        raise wrong_url(address.conceal(str(error))) from None
     return address
+
+
+def _unknown(name: str) -> str:
+    if name.startswith("ssl_"):
+        return f"{name!r} is for TLS: write rediss:// for a connection with it"
+    return f"unknown option {name!r}"
 
 
 def _from_url(url: str) -> dict[str, Any]:
@@ -84,17 +83,20 @@ def _from_url(url: str) -> dict[str, Any]:
         scheme, rest = "unix", rest.replace("virtual_host=", "db=")
     scheme, url = scheme.lower(), f"{scheme.lower()}:{rest}"
     if scheme not in ("redis", "rediss", "unix"):
-        raise _wrong(f"the scheme {scheme!r} is not one of redis, rediss, redis+socket")
+        raise wrong_url(f"the scheme {scheme!r} is not one of redis, rediss, redis+socket")
     try:
-        _check(scheme, urlsplit(url))
-        options: dict[str, Any] = parse_url(url)
+        parts = urlsplit(url)
+        _check(scheme, parts)
+        flags = read_query(parts)
+        options: dict[str, Any] = {**parse_url(url), **flags}
+        check_values(options)
         return options
     except ConfigurationError:
         raise
     except ValueError as error:
         # Other words of Python's can repeat a part of the URL, and so of a password.
         told = str(error) if str(error).startswith("Invalid value for") else "it cannot be read"
-        raise _wrong(told.rstrip(".")) from None
+        raise wrong_url(told.rstrip(".")) from None
 
 
 def _check(scheme: str, parts: SplitResult) -> None:
@@ -102,15 +104,15 @@ def _check(scheme: str, parts: SplitResult) -> None:
     # redis-py would take database 0 for a word. It is not shown: after an unquoted "/" in the
     # password it is the rest of that.
     if scheme != "unix" and database and not database.isdecimal():
-        raise _wrong("what follows the host is not the number of a database")
+        raise wrong_url("what follows the host is not the number of a database")
     try:
         _ = parts.port
     except ValueError:
-        raise _wrong("the port is not a number from 0 to 65535") from None
+        raise wrong_url("the port is not a number from 0 to 65535") from None
     try:
         (parts.hostname or "").encode("idna")
     except UnicodeError:
-        raise _wrong("the host is not a host name") from None
+        raise wrong_url("the host is not a host name") from None
 
 
 def _ssl_options(ssl: Mapping[str, Any] | bool | None) -> dict[str, Any]:
@@ -148,12 +150,3 @@ def _label(options: Mapping[str, Any]) -> str:
         return f"{options['path']}/{database}"
     host = str(options.get("host") or "localhost").lower()
     return f"{host}:{options.get('port') or 6379}/{database}"
-
-
-def _wrong(reason: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"unique_store_url is not the URL of a Redis server: {reason}. Write it as "
-        "redis://HOST:6379/0, with USER:PASSWORD@ before the host where they are needed and "
-        "special characters in them %-encoded",
-        setting="unique_store_url",
-    )

@@ -10,8 +10,15 @@ from urllib.parse import parse_qsl, urlencode
 from celery_unique.exceptions import ConfigurationError
 
 from .address import Address, address_of
+from .url_options import IN_A_URL, LEFT_OUT, flag, unknown_option
 
 SENTINEL_PORT = 26379
+
+#: What may follow the ``?`` of a sentinel URL beside the options of the primary's connections.
+SENTINELS_OWN = (
+    *("sentinel_master", "master_name", "min_other_sentinels", "ssl"),
+    *("sentinel_username", "sentinel_password"),
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ def cluster_of(url: str, *, ssl: Mapping[str, Any] | bool | None, **options: Any
     """``redis+cluster://USER:PASSWORD@HOST:6379,HOST:6379``; ``rediss+cluster://`` with TLS."""
     scheme = url.partition("+")[0].lower()
     parts = _parts(url)
-    if parts.path.strip("/") not in ("", "0"):
-        raise _wrong("a cluster has only database 0", _CLUSTER)
+    if parts.path.strip("/") not in ("", "0") or parts.query.get("db", "0") != "0":
+        raise _wrong("a cluster has only database 0: leave 'db' out", _CLUSTER)
     query = f"?{urlencode(parts.query)}" if parts.query else ""
     seeds = tuple(
         address_of(f"{scheme}://{parts.user}{host}{query}", ssl=ssl, **options)
@@ -81,7 +88,12 @@ def sentinels_of(
     """
     parts = _parts(url)
     query = dict(parts.query)
-    name = query.pop("sentinel_master", None) or query.pop("master_name", None) or master_name
+    for option in query.keys() - {*SENTINELS_OWN, *IN_A_URL, *LEFT_OUT}:
+        raise unknown_option(option, "&".join((*query, *query.values())), SENTINELS_OWN)
+    names = [query.pop(option, "") for option in ("sentinel_master", "master_name")]
+    if all(names):
+        raise _wrong("sentinel_master and master_name are one option: leave one out", _SENTINEL)
+    name = names[0] or names[1] or master_name
     if not name:
         raise _wrong(
             "it does not say which primary is meant. Add ?sentinel_master=NAME, or set "
@@ -92,12 +104,14 @@ def sentinels_of(
     for option in ("username", "password"):
         if (given := query.pop(f"sentinel_{option}", None)) is not None:
             asking[option] = given
-    encrypted = _is_true(query.pop("ssl", "")) or any(each.startswith("ssl_") for each in query)
+    fewest = query.pop("min_other_sentinels", None) or min_other_sentinels
+    in_query = flag("ssl", query.pop("ssl")) if "ssl" in query else False
+    encrypted = in_query or any(each.startswith("ssl_") for each in query)
     scheme = "rediss" if encrypted else "redis"
     rest = f"?{urlencode(query)}" if query else ""
     primary = address_of(f"{scheme}://{parts.user}primary{parts.path}{rest}", ssl=ssl, **options)
     sentinels = tuple(_sentinel(host, asking) for host in parts.hosts)
-    return Sentinels(name, sentinels, primary, int(min_other_sentinels))
+    return Sentinels(name, sentinels, primary, _count("min_other_sentinels", fewest))
 
 
 def _sentinel(host: str, options: dict[str, Any]) -> Address:
@@ -130,8 +144,11 @@ def _host(address: Address) -> str:
     return str(address.options.get("host") or "localhost")
 
 
-def _is_true(value: str) -> bool:
-    return value.lower() in ("1", "true", "yes", "on")
+def _count(name: str, value: Any) -> int:
+    text = str(value)
+    if not (text.isascii() and text.isdigit()):
+        raise _wrong(f"{name} must be a whole number", _SENTINEL)
+    return int(text)
 
 
 _CLUSTER = "redis+cluster://HOST:6379,HOST:6379"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .deadline import Deadline, call_within
+from .url_check import wrong
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -25,3 +26,9 @@ def connect_within(engine: Engine, deadline: Deadline, connect: Callable[..., An
             )
         except TimeoutError as error:
             raise engine.dialect.loaded_dbapi.OperationalError(str(error)) from None
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            # Not an answer of the server's. Its text is not shown: it may tell a password.
+            raise wrong(
+                f"its driver cannot connect with what it says ({type(error).__name__}). Write it "
+                "as HOST:PORT/DATABASE, and after the ? only what is needed"
+            ) from None

@@ -6,6 +6,7 @@ import math
 import select
 import selectors
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery_unique.exceptions import ConfigurationError
@@ -13,7 +14,10 @@ from celery_unique.exceptions import ConfigurationError
 from .connecting import connect_within
 from .deadline import Deadline
 from .mysql_driver import prepare_pymysql
-from .options import INSTALL, SETTING, Options
+from .options import INSTALL, Options, own_options
+from .psycopg_options import check_psycopg
+from .pymysql_options import check_pymysql, pymysql_flags
+from .url_check import SETTING
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -31,6 +35,7 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     if backend == "sqlite":
         _check_sqlite_version()
     try:
+        _check_driver_options(options)
         engine = create_engine(
             options.url,
             isolation_level="AUTOCOMMIT",
@@ -38,11 +43,12 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
             max_overflow=0,
             pool_timeout=0,
             hide_parameters=True,  # errors are logged, and a key is made from arguments
-            connect_args=_psycopg_options(options) if backend == "postgresql" else {},
+            connect_args=_CONNECT_ARGUMENTS[backend](options),
         )
     except ImportError as error:
         raise ConfigurationError(
-            f"The lock store {options.shown_url} needs a driver: {INSTALL}", setting=SETTING
+            f"{SETTING}: the lock store {options.shown_url} needs a driver: {INSTALL}",
+            setting=SETTING,
         ) from error
     if backend == "sqlite":
         _prepare_sqlite(engine, options.synchronous)
@@ -53,13 +59,23 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     return engine
 
 
+def _check_driver_options(options: Options) -> None:
+    backend = options.url.get_backend_name()
+    dialect_class: Any = options.url.get_dialect()
+    dialect = dialect_class(dbapi=dialect_class.import_dbapi())
+    if backend == "mysql":
+        check_pymysql(dialect, options, own_options(backend))
+    elif backend == "postgresql":
+        check_psycopg(dialect, options, own_options(backend))
+
+
 def _check_sqlite_version() -> None:
     import sqlite3
 
     if sqlite3.sqlite_version_info < (3, 35):
         raise ConfigurationError(
-            f"The SQL lock store needs SQLite 3.35 or newer, and this Python has "
-            f"{sqlite3.sqlite_version}.",
+            f"{SETTING}: the SQL lock store needs SQLite 3.35 or newer, and this Python has "
+            f"{sqlite3.sqlite_version}. Use another database, or a newer Python.",
             setting=SETTING,
         )
 
@@ -163,3 +179,11 @@ def _session_settings(options: Options) -> str:
     ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
     given = options.url.query.get("options", "")
     return f"{ours} {given if isinstance(given, str) else ' '.join(given)}".strip()
+
+
+#: What ``connect`` is given beside the URL.
+_CONNECT_ARGUMENTS: dict[str, Callable[[Options], dict[str, Any]]] = {
+    "postgresql": _psycopg_options,
+    "mysql": lambda options: dict(pymysql_flags(options.url)),
+    "sqlite": lambda _options: {},
+}

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote
 
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.messages import one_of, shown, suggestion
+
+from .url_check import SETTING, check_names, check_place, wrong
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
 INSTALL = 'pip install "celery-unique-tasks[sql]"'
-SETTING = "unique_store_url"
 
 #: What a scheme is opened with. Only these drivers can be told a deadline for every wait.
 DRIVERS = {
@@ -33,6 +35,10 @@ DRIVERS = {
 }
 
 PORTS = {"postgresql": 5432, "mysql": 3306}
+DATABASES = {"postgresql": "PostgreSQL", "mysql": "MariaDB or MySQL", "sqlite": "SQLite"}
+
+#: Options of one database alone.
+ONLY_FOR = {"synchronous": "sqlite", "through_pooler": "postgresql"}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})?")
 
@@ -70,13 +76,14 @@ class Options:
 def read_options(url: str, namespace: str, timeout_s: float, given: dict[str, Any]) -> Options:
     """Options stand in the URL's query or are given beside it; what is given wins."""
     parsed = _parsed(url)
+    check_place(parsed)
     in_query = {name: parsed.query[name] for name in _READERS if name in parsed.query}
     parsed = parsed.difference_update_query(in_query)
     unknown = next((name for name in given if name not in _READERS), None)
     if unknown is not None:
         raise ConfigurationError(
-            f"The SQL lock store has no option {shown(unknown)}.{suggestion(unknown, _READERS)} "
-            f"It knows {one_of(_READERS)}.",
+            f"{SETTING}: the SQL lock store has no option {shown(unknown)}."
+            f"{suggestion(unknown, _READERS)} Use {one_of(_READERS)}.",
             setting=SETTING,
         )
     if len(namespace) > 100:
@@ -91,7 +98,25 @@ def read_options(url: str, namespace: str, timeout_s: float, given: dict[str, An
     chosen: dict[str, Any] = {
         name: _READERS[name](name, value) for name, value in {**in_query, **given}.items()
     }
-    return Options(_resolved(parsed), namespace, timeout_s, **chosen)
+    _check_database(parsed.get_backend_name(), chosen)
+    options = Options(_resolved(parsed), namespace, timeout_s, **chosen)
+    if options.url.get_backend_name() == "sqlite":  # the other drivers have options of their own
+        check_names(options.url, "SQLite", (), own_options("sqlite"))
+    return options
+
+
+def own_options(backend: str) -> list[str]:
+    return [name for name in _READERS if ONLY_FOR.get(name, backend) == backend]
+
+
+def _check_database(backend: str, chosen: dict[str, Any]) -> None:
+    for name, database in ONLY_FOR.items():
+        if name in chosen and backend != database:
+            raise ConfigurationError(
+                f"{SETTING}: {name} is for {DATABASES[database]}, and this is "
+                f"{DATABASES[backend]}: leave it out.",
+                setting=SETTING,
+            )
 
 
 def _parsed(url: str) -> URL:
@@ -100,10 +125,13 @@ def _parsed(url: str) -> URL:
         from sqlalchemy.exc import ArgumentError
     except ImportError as error:
         raise ConfigurationError(
-            f"The SQL lock store needs SQLAlchemy: {INSTALL}", setting=SETTING
+            f"{SETTING}: the SQL lock store needs SQLAlchemy: {INSTALL}", setting=SETTING
         ) from error
     try:
         parsed = make_url(url)
+        _check_blank(url)
+        if "\0" in unquote(url):  # which libpq and SQLite take for its end
+            raise ValueError
     except (ArgumentError, ValueError):
         # Neither its text nor the cause: a URL that was not understood may show its password.
         raise ConfigurationError(
@@ -115,11 +143,21 @@ def _parsed(url: str) -> URL:
     driver = DRIVERS.get(parsed.drivername)
     if driver is None:
         raise ConfigurationError(
-            f"The SQL lock store cannot use {shown(parsed.drivername)}: write "
+            f"{SETTING}: the SQL lock store cannot use {shown(parsed.drivername)}: write "
             "postgresql+psycopg://, mysql+pymysql:// or sqlite:///.",
             setting=SETTING,
         )
     return parsed.set(drivername=driver)
+
+
+def _check_blank(url: str) -> None:
+    """SQLAlchemy leaves out options without a value."""
+    _, _, query = url.rpartition("?")
+    if "?" not in url or "@" in query:  # then it is the rest of a password
+        return
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if not value:
+            raise wrong(f"the option {shown(name)} has no value: write one, or leave it out")
 
 
 def _resolved(url: URL) -> URL:
@@ -129,8 +167,9 @@ def _resolved(url: URL) -> URL:
     path = url.database or ""
     if path in ("", ":memory:") or path.startswith("file:"):
         raise ConfigurationError(
-            "The SQL lock store needs a file, as in sqlite:///locks.db: a database in memory is "
-            "another one for every connection. Use memory:// for locks within one process.",
+            f"{SETTING}: the SQL lock store needs a file, as in sqlite:///locks.db: a database in "
+            "memory is another one for every connection. Use memory:// for locks within one "
+            "process.",
             setting=SETTING,
         )
     return url.set(database=str(Path(path).absolute()))
@@ -166,7 +205,7 @@ def _synchronous(name: str, value: Any) -> str:
 
 def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{name}={shown(value)} is not an option of the SQL lock store: it must be {wanted}.",
+        f"{SETTING}: the option {name}={shown(value)} is wrong: write {wanted}.",
         setting=SETTING,
     )
 
