@@ -28,8 +28,21 @@ OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "igno
 OJS_DEFAULTS: dict[str, Any] = {"keys": ("type",), "on_conflict": "reject"}
 
 
+#: A document as it was given: its fields in their order and spelling, lists as tuples.
+_Document = tuple[tuple[str, Any], ...]
+
+
+class _FromDocument:
+    """Keeps the document that a policy was read from. No field of the policy: it is not compared,
+    not shown, and a policy that is made from another one's fields has none."""
+
+    __slots__ = ("_document",)
+
+    _document: _Document | None
+
+
 @dataclass(frozen=True, init=False, slots=True)
-class UniquePolicy:
+class UniquePolicy(_FromDocument):
     """When two calls are the same work, for how long, and what happens to the second.
 
     The first six fields carry the names of the Open Job Spec; the others are this library's.
@@ -71,6 +84,7 @@ class UniquePolicy:
         given = locals()
         for field, check in CHECKS.items():
             object.__setattr__(self, field, check(given[field]))
+        object.__setattr__(self, "_document", None)
         _refuse_clashes(self)
         _warn_of_gaps(self.states)
 
@@ -78,12 +92,18 @@ class UniquePolicy:
     def from_ojs(cls, document: Mapping[str, Any]) -> UniquePolicy:
         """Return the policy of an Open Job Spec document, with that specification's defaults."""
         policy = cls(**ojs_fields(document))
+        object.__setattr__(policy, "_document", _kept(document))
         if "keys" not in document:
             warn_of_ignored_arguments(document)
         return policy
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot say."""
+        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot say.
+
+        That of a policy from `from_ojs` is the document that was given, word for word.
+        """
+        if self._document is not None:
+            return {name: _as_json(value) for name, value in self._document}
         for field in ("key", "max_wait", "identity_strategy"):
             if getattr(self, field) != DEFAULTS[field]:
                 raise _not_in_ojs(field, getattr(self, field))
@@ -102,6 +122,11 @@ class UniquePolicy:
         """Return the fields by name; ``UniquePolicy(**policy.as_fields()) == policy``."""
         return {field: getattr(self, field) for field in CHECKS}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The one that dataclasses have knows of fields alone. Nothing is checked, or warned of,
+        # again.
+        return _restored, (type(self), self.as_fields(), self._document)
+
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The arguments that the policy asks for by name, for a check against a signature."""
@@ -111,6 +136,15 @@ class UniquePolicy:
 
 
 assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)
+
+
+def _restored(
+    cls: type[UniquePolicy], kept: Mapping[str, Any], document: _Document | None
+) -> UniquePolicy:
+    policy = object.__new__(cls)
+    for name, value in (*kept.items(), ("_document", document)):
+        object.__setattr__(policy, name, value)
+    return policy
 
 
 def _refuse_clashes(policy: UniquePolicy) -> None:
@@ -146,6 +180,17 @@ def _clash(field: str, other: str, cure: str) -> InvalidPolicy:
 def ojs_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a document, with the specification's own defaults for the others."""
     return {**OJS_DEFAULTS, **_checked_ojs(document)}
+
+
+def _kept(document: Mapping[str, Any]) -> _Document:
+    return tuple(
+        (name, tuple(value) if isinstance(value, list) else value)
+        for name, value in document.items()
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _checked_ojs(document: object) -> dict[str, Any]:
