@@ -413,6 +413,7 @@ def test_reject_counts_on_the_task_on_the_call_and_as_the_apps_default(
         with pytest.raises(DuplicateTask) as caught:
             call(task, **options)
         assert caught.value.task_id == first.id
+        assert "take a new idempotency_key for new work" in str(caught.value)
 
 
 def test_reject_says_conflict_and_not_duplicate_where_arguments_differ(app: Celery) -> None:
