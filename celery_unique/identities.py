@@ -94,7 +94,7 @@ def identify(
         return Identity(key_of(text_of(call, policy), secret), policy)
     found = idempotency_identity(call, scope=settings.idempotency_scope, meta_keys=policy.meta_keys)
     return Identity(
-        key_of(canonical_text(found), secret),
+        key_of(canonical_text(found, call.task_name), secret),
         policy,
         _fingerprint(call, secret),
         milliseconds(ttl or DEFAULT_TTL),

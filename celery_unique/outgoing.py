@@ -117,7 +117,7 @@ class Outgoing:
         """Nobody knows the result that the rest of the canvas waits for: said, not guessed."""
         facts: CallFacts = published.facts
         reason = "it has ended and its result is not stored, so that this call cannot share it"
-        by_key = bool(self.attempt.arguments)
+        by_key = self.attempt is not None and bool(self.attempt.arguments)
         error = DuplicateTask(
             self.name, holder_id, facts.holder_state, reason, by_key, key=facts.unique_key
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .exceptions import InvalidPolicy
+from .key_templates import misfit
 from .messages import suggestion
 from .options import TASK_OPTIONS, PolicyLayers, check_names
 from .policy import UniquePolicy
@@ -165,7 +166,7 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
     check_names(said, "task")
     said = {**_static_options(base.__mro__), **said}
     policy = PolicyLayers([said, _STILL_TO_COME], task=name).policy
-    if policy is not None and policy.argument_names:
+    if policy is not None and (policy.argument_names or callable(policy.key)):
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
 
@@ -204,6 +205,10 @@ def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature |
     if signature is None:
         return
     parameters = signature.parameters
+    if callable(policy.key):
+        wrong = misfit(policy.key, parameters)
+        if wrong is not None:
+            raise InvalidPolicy(f"{name}: {wrong}", field="key")
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for argument in policy.argument_names:

@@ -39,6 +39,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "option of a call": {"unique": True, "idempotency_key": "k"},
     "unknown argument": {"unique": True, "unique_on": "shop"},
     "unknown argument in a key": {"unique": True, "unique_key": "{shop}"},
+    "unknown parameter of a key": {"unique": True, "unique_key": lambda shop, day: "x"},
+    "key without parameters": {"unique": True, "unique_key": lambda: "x"},
     "unknown value": {"unique": True, "unique_states": "until_dawn"},
     "unknown value, not unique": {"unique_states": "until_dawn"},
     "not a policy": {"unique": "yes"},
@@ -227,6 +229,31 @@ def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
 
         @app.task
         def count(shelf: int) -> None: ...
+
+
+def test_a_callable_key_names_the_arguments_that_it_wants() -> None:
+    app = make_app("memory://")
+
+    @app.task(unique=True, unique_key=lambda shop_id: f"shop-{shop_id}")
+    def rebuild(shop_id: int, full: bool = False, **extra: Any) -> None: ...
+
+    @app.task(bind=True, unique=True, unique_key=lambda arguments: str(arguments["shop_id"]))
+    def count(self: Any, shop_id: int, full: bool = False) -> None: ...
+
+    for task in (rebuild, count):
+        outcomes = [task.delay(7).outcome, task.delay(7, full=True).outcome, task.delay(8).outcome]
+        assert outcomes == ["created", "deduplicated", "created"]
+
+
+def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure() -> None:
+    app = make_app("memory://")
+
+    with pytest.raises(
+        InvalidPolicy, match=r"shop.bad: unique_key has the parameter 'day'.* Write"
+    ):
+
+        @app.task(name="shop.bad", unique=True, unique_key=lambda shop_id, day: "x")
+        def bad(shop_id: int, **extra: Any) -> None: ...
 
 
 def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
