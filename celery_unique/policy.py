@@ -12,6 +12,7 @@ from .exceptions import InvalidPolicy, UniquePolicyWarning
 from .messages import one_of, shown, suggestion, warn_user
 from .policy_fields import (
     CHECKS,
+    CONFLICT_STRATEGIES,
     DEFAULTS,
     OPTION_OF,
     REPLACING,
@@ -25,6 +26,7 @@ __all__ = ["UniquePolicy", "UniquePolicyWarning", "ojs_fields", "warn_of_ignored
 
 OJS_FIELDS = ("keys", "args_keys", "meta_keys", "period", "states", "on_conflict")
 OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "ignore")
+_OUR_STRATEGIES = set(CONFLICT_STRATEGIES).difference(OJS_CONFLICT_STRATEGIES)
 OJS_DEFAULTS: dict[str, Any] = {"keys": ("type",), "on_conflict": "reject"}
 
 
@@ -213,6 +215,8 @@ def _checked_ojs(document: object) -> dict[str, Any]:
 def _checked_ojs_field(field: str, document: Mapping[str, Any]) -> Any:
     value = document[field]
     if field == "on_conflict":
+        if isinstance(value, str) and value in _OUR_STRATEGIES:
+            raise _ours_alone(field, value)
         return check_choice(field, value, OJS_CONFLICT_STRATEGIES)
     if value is None and field in ("args_keys", "meta_keys", "period"):
         return None  # the specification's own table gives null as their default
@@ -227,6 +231,15 @@ def _checked_ojs_field(field: str, document: Mapping[str, Any]) -> Any:
     # The specification's own example has "meta_keys": [] beside keys without "meta".
     unused = field == "meta_keys" and not value and "meta" not in document.get("keys", ())
     return None if unused else CHECKS[field](value)
+
+
+def _ours_alone(field: str, value: str) -> InvalidPolicy:
+    option = OPTION_OF[field]
+    return InvalidPolicy(
+        f"{label(field)}: the Open Job Spec has no {value!r}: give {option}={value!r} beside "
+        f"unique=. Use {one_of(OJS_CONFLICT_STRATEGIES)} in a document",
+        field=field,
+    )
 
 
 def _unknown_ojs_field(name: object) -> InvalidPolicy:

@@ -317,6 +317,11 @@ REFUSED = [
     ({"states": ["Active"]}, "states", "Did you mean 'active'?"),
     ({"states": ["active", "active"]}, "states", "'active' is repeated"),
     ({"on_conflict": "rerun"}, "on_conflict", "Use 'reject', 'replace'"),
+    (
+        {"on_conflict": "rerun"},
+        "on_conflict",
+        "has no 'rerun': give unique_on_conflict='rerun' beside unique=",
+    ),
     ({"on_conflict": "rejct"}, "on_conflict", "Did you mean 'reject'?"),
     ({"on_conflict": None}, "on_conflict", "Use 'reject', 'replace'"),
 ]
