@@ -57,7 +57,7 @@ def visible_arguments(call: Call) -> dict[str, Any]:
     """Return what the task's body would see, for the user's ``unique_key``: nothing is encoded."""
     if call.signature is None:
         # The user says what the key is made of, so positional arguments need no names here.
-        return dict(call.kwargs)
+        return _keywords(call)
     parameters, bound = _bound(call)
     if parameters is None:
         return bound
@@ -100,9 +100,16 @@ def _bound(call: Call) -> tuple[Parameters | None, dict[str, Any]]:
             return parameters, parameters.bind(call.args, call.kwargs)
         if call.args:
             raise CannotBind(_unnamed(call))
-        return None, {plain_name(name): value for name, value in call.kwargs.items()}
+        return None, _keywords(call)
     except CannotBind as error:
         raise no_key(call, f"{error}{_fitting(call)}", error.argument) from None
+
+
+def _keywords(call: Call) -> dict[str, Any]:
+    try:
+        return {plain_name(name): value for name, value in call.kwargs.items()}
+    except CannotBind as error:
+        raise no_key(call, str(error), error.argument) from None
 
 
 def _fitting(call: Call) -> str:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -36,6 +36,17 @@ class _Takes(NamedTuple):
     everything: bool  # it has **kwargs
 
 
+class _Plan(NamedTuple):
+    """How a callable is passed arguments of certain names; or why it cannot be."""
+
+    positional: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    #: The parameter for the mapping of all arguments.
+    mapping: str | None = None
+    wrong: str | None = None
+    wrong_parameter: str | None = None
+
+
 def own_key(
     unique_key: Callable[..., Any] | str, arguments: Mapping[str, Any], *, known: bool = True
 ) -> str:
@@ -45,17 +56,15 @@ def own_key(
     """
     if isinstance(unique_key, str):
         return _formatted(unique_key, arguments)
-    takes = _takes(unique_key)
-    wrong = _misfit(takes, arguments, known)
-    if wrong is not None:
-        raise UniqueKeyError(wrong[0], argument=wrong[1])
+    plan = _plan(unique_key, tuple(arguments), known)
+    if plan.wrong is not None:
+        raise UniqueKeyError(plan.wrong, argument=plan.wrong_parameter)
     try:
-        made = _called(unique_key, takes, arguments)
+        made = _called(unique_key, plan, arguments)
     except Exception as error:
-        by_name = ", every one by its name," if takes is None else ""
         raise UniqueKeyError(
-            f"unique_key raised {type(error).__name__}. It is passed the arguments of the task"
-            f"{by_name} and must return a string"
+            f"unique_key raised {type(error).__name__}. It is passed the arguments of the task and "
+            "must return a string"
         ) from error
     if not isinstance(made, str):
         raise UniqueKeyError(
@@ -67,60 +76,69 @@ def own_key(
 # -- a callable ----------------------------------------------------------------------------------
 
 
-def misfit(unique_key: Callable[..., Any], names: Collection[str]) -> str | None:
+def misfit(unique_key: Callable[..., Any], names: Iterable[str]) -> str | None:
     """Return why a callable cannot be passed the arguments of these names; None if it can."""
-    wrong = _misfit(_takes(unique_key), names, known=True)
-    return None if wrong is None else wrong[0]
+    return _plan(unique_key, tuple(names), known=True).wrong
 
 
-def _called(
-    unique_key: Callable[..., Any], takes: _Takes | None, arguments: Mapping[str, Any]
-) -> Any:
+def _called(unique_key: Callable[..., Any], plan: _Plan, arguments: Mapping[str, Any]) -> Any:
+    if plan.mapping is not None:
+        arguments = {**arguments, plan.mapping: dict(arguments)}
+    return unique_key(
+        *[arguments[name] for name in plan.positional],
+        **{name: arguments[name] for name in plan.named},
+    )
+
+
+def _plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bool) -> _Plan:
+    try:
+        return _plan_once(unique_key, names, known)
+    except TypeError:  # it cannot be hashed
+        return _make_plan(unique_key, names, known)
+
+
+def _make_plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bool) -> _Plan:
+    takes = _takes(unique_key)
     if takes is None:
-        return unique_key(**arguments)
-    if _wants_mapping(takes, arguments):
-        arguments = {**arguments, takes.required[0]: dict(arguments)}
-    given = itertools.takewhile(arguments.__contains__, takes.by_position)
-    positional = [arguments[name] for name in given]
-    if takes.everything:
-        rest = {name: arguments[name] for name in arguments if name not in takes.by_position}
-    else:
-        rest = {name: arguments[name] for name in takes.by_name if name in arguments}
-    return unique_key(*positional, **rest)
-
-
-def _wants_mapping(takes: _Takes, names: Collection[str]) -> bool:
-    """Whether it asks for one thing, which is none of the arguments: that is all of them."""
-    return len(takes.required) == 1 and takes.required[0] not in names and not takes.everything
-
-
-def _misfit(
-    takes: _Takes | None, names: Collection[str], known: bool
-) -> tuple[str, str | None] | None:
-    """Return what is wrong, and the parameter that is."""
-    if takes is None or (known and _wants_mapping(takes, names)):
-        return None
-    missing = next((name for name in takes.required if name not in names), None)
-    if missing is not None:
-        return _missing(missing, names, known), missing
+        return _Plan(named=names)
+    missing = [name for name in takes.required if name not in names]
+    mapping = None
+    # One thing that it wants, and that is none of the arguments: all of them.
+    if known and missing and len(takes.required) == 1 and not takes.everything:
+        mapping, names = missing.pop(), (*names, *takes.required)
+    if missing:
+        return _Plan(wrong=_missing(missing[0], names, known), wrong_parameter=missing[0])
     parameters = (*takes.by_position, *takes.by_name)
-    if takes.everything or not names or any(name in names for name in parameters):
-        return None
-    return _unused(parameters, names), parameters[0] if parameters else None
+    if names and not takes.everything and not any(name in names for name in parameters):
+        wrong_parameter = parameters[0] if parameters else None
+        return _Plan(wrong=_unused(parameters, names), wrong_parameter=wrong_parameter)
+    return _Plan(
+        positional=tuple(itertools.takewhile(names.__contains__, takes.by_position)),
+        named=tuple(
+            name
+            for name in (names if takes.everything else takes.by_name)
+            if name in names and name not in takes.by_position
+        ),
+        mapping=mapping,
+    )
 
 
-def _unused(parameters: tuple[str, ...], names: Collection[str]) -> str:
+#: A callable may be another one in each call, and is then kept alive here for a while.
+_plan_once = functools.lru_cache(maxsize=512)(_make_plan)
+
+
+def _unused(parameters: tuple[str, ...], names: tuple[str, ...]) -> str:
     has = f"only {_listed(parameters)}" if parameters else "no parameter"
     near = suggestion(parameters[0], names) if parameters else ""
     return (
         f"unique_key has {has}, so it is passed none of the arguments ({_listed(names)}) and "
         f"every call would have the same key.{near} Write it with the names of the arguments that "
-        f"count, as in lambda {next(iter(names))}: ..., or use unique_by='type' if one key for the "
+        f"count, as in lambda {names[0]}: ..., or use unique_by='type' if one key for the "
         "task is meant"
     )
 
 
-def _missing(name: str, names: Collection[str], known: bool) -> str:
+def _missing(name: str, names: tuple[str, ...], known: bool) -> str:
     listed = _listed(names) or "none that has a name"
     wrong = f"unique_key has the parameter {name!r}, but the arguments are {listed}."
     if name in ("self", "cls"):
@@ -142,13 +160,6 @@ def _listed(names: Iterable[str]) -> str:
 def _takes(unique_key: Callable[..., Any]) -> _Takes | None:
     """Return its parameters; None where it does not tell, as some that are written in C."""
     try:
-        return _takes_once(unique_key)
-    except TypeError:  # it cannot be hashed
-        return _inspected(unique_key)
-
-
-def _inspected(unique_key: Callable[..., Any]) -> _Takes | None:
-    try:
         parameters = inspect.signature(unique_key).parameters.values()
     except (TypeError, ValueError):
         return None
@@ -159,10 +170,6 @@ def _inspected(unique_key: Callable[..., Any]) -> _Takes | None:
         required=tuple(p.name for p in single if p.default is p.empty),
         everything=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
-
-
-#: A callable may be another one in each call, and is then kept alive here for a while.
-_takes_once = functools.lru_cache(maxsize=256)(_inspected)
 
 
 # -- a format string -----------------------------------------------------------------------------

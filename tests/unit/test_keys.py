@@ -549,10 +549,11 @@ def test_a_callable_without_parameters_is_fine_where_there_are_no_arguments():
 
 def test_the_parameters_of_a_callable_are_looked_at_once(monkeypatch):
     policy = UniquePolicy(key=lambda shop_id: f"{shop_id}")
-    text_of(rebuild, 7, policy=policy)
+    first, second = call_of(rebuild, 7), call_of(rebuild, shop_id=8)
+    assert identity(first, policy)["key"] == "7"
     monkeypatch.delattr("celery_unique.key_templates.inspect.signature")
 
-    assert text_of(None, shop_id=8, policy=policy) == '{"key":"8","type":"shop.task"}'
+    assert identity(second, policy)["key"] == "8"
 
 
 @pytest.mark.parametrize("unique_key", [lambda shop_id: "x", lambda arguments: "x"])
@@ -670,6 +671,9 @@ def test_a_format_string_finds_keyword_arguments_without_the_code():
 def test_keywords_are_strings_without_the_code_too():
     with pytest.raises(UniqueKeyError, match="a keyword is a string"):
         identity(Call("shop.task", (), {1: 2}), DEFAULT)
+    for key in ("{a}", lambda a: "x", lambda **_: "x"):
+        with pytest.raises(UniqueKeyError, match="a keyword is a string"):
+            identity(Call("shop.task", (), {1: 2}), UniquePolicy(key=key))
 
 
 # -- Values --------------------------------------------------------------------------------------
