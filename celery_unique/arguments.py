@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from .calls import Call
 
 __all__ = [
+    "HEADER_CURE",
     "VALUE_CURE",
     "all_arguments",
     "chosen_arguments",
     "cure",
     "no_key",
     "plain",
+    "plain_header",
     "visible_arguments",
 ]
 
 _VALUE_CURE_WITH_KEY = "Pass a value that JSON can carry"
+HEADER_CURE = "Pass a header whose value JSON can carry, or take it out of unique_meta"
 VALUE_CURE = f"{_VALUE_CURE_WITH_KEY}, or name what makes the call unique with unique_key="
 
 
@@ -54,9 +57,13 @@ def visible_arguments(call: Call) -> dict[str, Any]:
     """Return what the task's body would see, for the user's ``unique_key``: nothing is encoded."""
     if call.signature is None:
         # The user says what the key is made of, so positional arguments need no names here.
-        return dict(call.kwargs)
+        return _keywords(call)
     parameters, bound = _bound(call)
-    return bound if parameters is None else parameters.complete(bound)
+    if parameters is None:
+        return bound
+    # In the order of the signature, whatever that of the call: somebody will make a text of them.
+    seen = parameters.complete(bound)
+    return {name: seen[name] for name in call.signature.parameters}
 
 
 def plain(call: Call, name: str, value: Any) -> Any:
@@ -65,6 +72,14 @@ def plain(call: Call, name: str, value: Any) -> Any:
         return wire_form(value)
     except NotCanonical as error:
         raise no_key(call, f"argument {name!r} {error}. {cure(call)}", name) from error.__cause__
+
+
+def plain_header(call: Call, name: str, value: Any) -> Any:
+    """Return the value of a header as plain JSON values."""
+    try:
+        return wire_form(value)
+    except NotCanonical as error:
+        raise no_key(call, f"header {name!r} {error}. {HEADER_CURE}", name) from error.__cause__
 
 
 def cure(call: Call) -> str:
@@ -85,9 +100,16 @@ def _bound(call: Call) -> tuple[Parameters | None, dict[str, Any]]:
             return parameters, parameters.bind(call.args, call.kwargs)
         if call.args:
             raise CannotBind(_unnamed(call))
-        return None, {plain_name(name): value for name, value in call.kwargs.items()}
+        return None, _keywords(call)
     except CannotBind as error:
         raise no_key(call, f"{error}{_fitting(call)}", error.argument) from None
+
+
+def _keywords(call: Call) -> dict[str, Any]:
+    try:
+        return {plain_name(name): value for name, value in call.kwargs.items()}
+    except CannotBind as error:
+        raise no_key(call, str(error), error.argument) from None
 
 
 def _fitting(call: Call) -> str:
@@ -122,6 +144,7 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> Any:
     names = ", ".join(map(repr, known)) or "none that has a name"
     raise no_key(
         call,
-        f"unique_on names {name!r}, but the arguments are {names}.{suggestion(name, known)}",
+        f"unique_on names {name!r}, but the arguments are {names}.{suggestion(name, known)} "
+        f"Pass {name!r} by name, or take it out of unique_on",
         name,
     )

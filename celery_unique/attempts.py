@@ -25,6 +25,7 @@ class Attempt:
     grace_ms: int
     lease_ms: int  # from the ETA, once the message is published
     delay_ms: int = 0
+    #: Of a call that brings its own key, and of no other.
     arguments: str = ""
     keep_ms: int = 0
     #: The task in whose body the call is made.

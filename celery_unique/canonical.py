@@ -23,10 +23,11 @@ __all__ = ["MAX_DEPTH", "NotCanonical", "canonical", "wire_form"]
 #: deep the caller already is, and a call must not have a key in one place and none in another.
 MAX_DEPTH = 200
 
+_NOT_FINITE = "NaN or an infinity, which JSON does not have"
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels, or refers to itself"
 
 # What the json module itself says names types, never values; other messages may quote a value.
-_MESSAGES_OF_JSON = ("Object of type", "keys must be", "Out of range", "Circular", "Exceeds the")
+_MESSAGES_OF_JSON = ("Object of type", "keys must be", "Circular", "Exceeds the")
 
 
 class NotCanonical(ValueError):
@@ -45,6 +46,9 @@ def wire_form(value: Any) -> Any:
         raise NotCanonical(_TOO_DEEP) from None
     # `__json__` and encoders given to kombu's register_type are users' code and may raise anything.
     except Exception as error:
+        if _is_not_finite(error):
+            is_it = "is" if isinstance(value, float) else "holds"
+            raise NotCanonical(f"{is_it} {_NOT_FINITE}") from None
         raise NotCanonical(f"has no JSON form ({_described(error)})") from error
 
 
@@ -72,11 +76,18 @@ def _exact_bytes(found: dict[str, Any]) -> dict[str, Any]:
     return {"__type__": "base64", "__value__": b64encode(text.encode()).decode()}
 
 
+def _is_not_finite(error: Exception) -> bool:
+    return isinstance(error, ValueError) and _message(error).startswith("Out of range float")
+
+
 def _described(error: Exception) -> str:
+    message = _message(error)
+    return message if message.startswith(_MESSAGES_OF_JSON) else type(error).__name__
+
+
+def _message(error: Exception) -> str:
     message = error.args[0] if error.args else None
-    if isinstance(message, str) and message.startswith(_MESSAGES_OF_JSON):
-        return message
-    return type(error).__name__
+    return message if isinstance(message, str) else ""
 
 
 _ENCODER = JSONEncoder(allow_nan=False)
@@ -156,4 +167,4 @@ def _number(value: float) -> str:
     try:
         return rfc8785.dumps(value).decode()
     except rfc8785.FloatDomainError:
-        raise NotCanonical("holds NaN or an infinity, which JSON has not") from None
+        raise NotCanonical(f"holds {_NOT_FINITE}") from None

@@ -20,6 +20,7 @@ class Conflict:
     key: str
     holder: Holder
     conceal: bool = False  # do not tell a caller who holds the key
+    by_idempotency_key: bool = False  # the call brought the key itself
 
 
 def ignore(conflict: Conflict) -> CallFacts:
@@ -36,6 +37,7 @@ def reject(conflict: Conflict, reason: str | None = None) -> CallFacts:
         None if conflict.conceal else conflict.holder.task_id,
         None if conflict.conceal else str(conflict.holder.state),
         reason,
+        conflict.by_idempotency_key,
         key=conflict.key,
     )
 

@@ -234,7 +234,11 @@ class UniqueTaskCoordinator(Asking):
                 holder = replace(holder, state=State.AVAILABLE)
         self._report_conflict(attempt, holder, acquired.now)
         conflict = conflicts.Conflict(
-            attempt.task_name, attempt.key, holder, self.settings.conceal_holder
+            attempt.task_name,
+            attempt.key,
+            holder,
+            self.settings.conceal_holder,
+            by_idempotency_key=bool(attempt.arguments),
         )
         facts = conflicts.resolve(attempt.policy.on_conflict, conflict)
         return Published(holder.task_id, facts)

@@ -14,7 +14,6 @@ from celery import Celery, Task, _state
 from celery.app.annotations import resolve_all
 
 from .exceptions import CeleryUniqueError
-from .options import check_names
 from .runtime import Runtime
 from .task import adopt
 from .task_policies import (
@@ -94,7 +93,6 @@ class Definitions:
             if callable(args[0]):
                 self._check_decorator(args[0], options)
             return self._task(*args, **options)
-        check_names(options_among(options), "task")
         decorate = self._task(**options)
 
         def checked(fun: Any) -> Any:
@@ -202,17 +200,21 @@ class Definitions:
             logger.warning(
                 "%s is not unique in this app, since another app defines it with: %s",
                 task.name,
-                error,
+                _without_name(task, error),
             )
             return
         # It stays among the tasks: its calls raise, where without it they would not be unique.
         self._refused[task.name] = error
-        logger.error("%s cannot be called: %s", task.name, error)
+        logger.error("%s cannot be called: %s", task.name, _without_name(task, error))
 
     def _is_of_another_app(self, task: Any, fun: Any) -> bool:
         if task.name in self._own_names or any(fun is own for own in self._own_functions):
             return False
         return _is_shared_by_an_app(fun)
+
+
+def _without_name(task: Any, error: CeleryUniqueError) -> str:
+    return str(error).removeprefix(f"{task.name}: ")
 
 
 def _function_of(promise: Any) -> Any:

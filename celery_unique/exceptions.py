@@ -129,33 +129,48 @@ class DuplicateTask(CeleryUniqueError):
         task_id: str | None = None,
         state: str | None = None,
         reason: str | None = None,
+        by_idempotency_key: bool = False,
         *,
         key: str | None = None,
     ) -> None:
-        super().__init__(task_name, task_id, state, reason)
+        by_key = (True,) if by_idempotency_key else ()
+        super().__init__(task_name, task_id, state, reason, *by_key)
         self.task_name = task_name
         self.task_id = task_id
         self.state = state
         self.reason = reason
         self.key = key
 
+    @property
+    def by_idempotency_key(self) -> bool:
+        """Whether the call brought the key itself."""
+        return len(self.args) > 4
+
     def __str__(self) -> str:
         state = f" in state {self.state}" if self.state else ""
         holder = f"task {self.task_id}{state} holds" if self.task_id else "another task holds"
         reason = f" ({self.reason})" if self.reason else ""
         return (
-            f"{self.task_name} was not published: {holder} its unique key{reason}. "
-            f"{self._cure()} with unique=False to publish anyway"
+            f"{self.task_name} was not published: {holder} its unique key{reason}. {self._cure()}"
         )
 
     def _cure(self) -> str:
-        if self.task_id is None:  # who may not know the holder may not have its result either
-            return "Wait for that task to end, or call"
+        # The caller's key wins over unique=False.
+        by_key, told = self.by_idempotency_key, self.task_id is not None
+        new_work = "take a new idempotency_key for new work"
+        anyway = "with unique=False to publish anyway"
+        if not told:  # who may not know the holder may not have its result either
+            otherwise = new_work if by_key else f"call {anyway}"
+            return f"Wait for that task to end, or {otherwise}"
         if self.state in ("completed", "discarded", "cancelled"):
-            wait = "Wait until its window or its idempotency key's time has passed"
+            what = "idempotency key's time" if by_key else "window or its idempotency key's time"
+            wait = f"Wait until its {what} has passed"
         else:
             wait = "Wait for that task to end"
-        return f"{wait}, or call with unique_on_conflict='ignore' to get its result, or"
+        return (
+            f"{wait}, or call with unique_on_conflict='ignore' to get its result, "
+            f"or {new_work if by_key else anyway}"
+        )
 
     def _details(self) -> dict[str, Any]:
         return {

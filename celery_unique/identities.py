@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from .calls import Call
-from .exceptions import IdempotencyKeyRequired
+from .exceptions import IdempotencyKeyRequired, InvalidPolicy
 from .keys import arguments_fingerprint, canonical_text, idempotency_identity, key_of, text_of
 from .leases import milliseconds
-from .options import CALL_ONLY
+from .option_names import CALL_ONLY
 from .policy import UniquePolicy
 from .settings import UniqueSettings
 from .values import value
@@ -44,10 +44,28 @@ def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "idempotency_key" not in call_options:
         return call_options
+    _refuse_beside_key(call_options)
     given = {name: value for name, value in call_options.items() if name not in CALL_ONLY}
     if given.get("unique") in (None, False):
         given.pop("unique", None)
     return {**_WITH_KEY, **given}
+
+
+#: What a caller's key decides, and a call with one therefore cannot say.
+_DECIDED_BY_KEY = {
+    "unique_for": "how long a caller's key answers is idempotency_ttl: give that instead",
+    "unique_states": "a caller's key is held until its task fails or idempotency_ttl has passed: "
+    "leave unique_states out",
+    "unique_on": "a caller's key stands for the arguments: give only one of them",
+    "unique_key": "a caller's key stands for the arguments: give only one of them",
+}
+
+
+def _refuse_beside_key(call_options: Mapping[str, Any]) -> None:
+    """The call's own options alone: those of the task are for its calls without a key."""
+    for name, cure in _DECIDED_BY_KEY.items():
+        if call_options.get(name) is not None:
+            raise InvalidPolicy(f"{name} clashes with idempotency_key: {cure}", field=name)
 
 
 def check_key(name: str, call_options: Mapping[str, Any]) -> None:
@@ -94,7 +112,7 @@ def identify(
         return Identity(key_of(text_of(call, policy), secret), policy)
     found = idempotency_identity(call, scope=settings.idempotency_scope, meta_keys=policy.meta_keys)
     return Identity(
-        key_of(canonical_text(found), secret),
+        key_of(canonical_text(found, call.task_name), secret),
         policy,
         _fingerprint(call, secret),
         milliseconds(ttl or DEFAULT_TTL),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from .canonical import NotCanonical, wire_form
 from .exceptions import UniqueKeyError
 from .messages import suggestion
 
-__all__ = ["own_key"]
+__all__ = ["misfit", "own_key"]
 
 _FORMATTER = Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -25,22 +27,152 @@ class _Field(NamedTuple):
     conversion: str | None
 
 
-def own_key(unique_key: Callable[..., Any] | str, arguments: Mapping[str, Any]) -> str:
-    """Return the string that `unique_key` makes of `arguments`, which is name -> value."""
+class _Takes(NamedTuple):
+    """The parameters of a callable."""
+
+    by_position: tuple[str, ...]  # and by no name
+    by_name: tuple[str, ...]
+    required: tuple[str, ...]
+    everything: bool  # it has **kwargs
+
+
+class _Plan(NamedTuple):
+    """How a callable is passed arguments of certain names; or why it cannot be."""
+
+    positional: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    #: The parameter for the mapping of all arguments.
+    mapping: str | None = None
+    wrong: str | None = None
+    wrong_parameter: str | None = None
+
+
+def own_key(
+    unique_key: Callable[..., Any] | str, arguments: Mapping[str, Any], *, known: bool = True
+) -> str:
+    """Return the string that `unique_key` makes of `arguments`, which is name -> value.
+
+    They are all of the task's arguments if they are `known`, else those that the call names.
+    """
     if isinstance(unique_key, str):
         return _formatted(unique_key, arguments)
+    plan = _plan(unique_key, tuple(arguments), known)
+    if plan.wrong is not None:
+        raise UniqueKeyError(plan.wrong, argument=plan.wrong_parameter)
     try:
-        made = unique_key(**arguments)
+        made = _called(unique_key, plan, arguments)
     except Exception as error:
         raise UniqueKeyError(
-            f"unique_key raised {type(error).__name__}. It is called with every argument of the "
-            "task by name and must return a string"
+            f"unique_key raised {type(error).__name__}. It is passed the arguments of the task and "
+            "must return a string"
         ) from error
     if not isinstance(made, str):
         raise UniqueKeyError(
             f"unique_key returned a {type(made).__name__}; it must return a string"
         )
     return str.__str__(made)
+
+
+# -- a callable ----------------------------------------------------------------------------------
+
+
+def misfit(unique_key: Callable[..., Any], names: Iterable[str]) -> str | None:
+    """Return why a callable cannot be passed the arguments of these names; None if it can."""
+    return _plan(unique_key, tuple(names), known=True).wrong
+
+
+def _called(unique_key: Callable[..., Any], plan: _Plan, arguments: Mapping[str, Any]) -> Any:
+    if plan.mapping is not None:
+        arguments = {**arguments, plan.mapping: dict(arguments)}
+    return unique_key(
+        *[arguments[name] for name in plan.positional],
+        **{name: arguments[name] for name in plan.named},
+    )
+
+
+def _plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bool) -> _Plan:
+    try:
+        return _plan_once(unique_key, names, known)
+    except TypeError:  # it cannot be hashed
+        return _make_plan(unique_key, names, known)
+
+
+def _make_plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bool) -> _Plan:
+    takes = _takes(unique_key)
+    if takes is None:
+        return _Plan(named=names)
+    missing = [name for name in takes.required if name not in names]
+    mapping = None
+    # One thing that it wants, and that is none of the arguments: all of them.
+    if known and missing and len(takes.required) == 1 and not takes.everything:
+        mapping, names = missing.pop(), (*names, *takes.required)
+    if missing:
+        return _Plan(wrong=_missing(missing[0], names, known), wrong_parameter=missing[0])
+    parameters = (*takes.by_position, *takes.by_name)
+    if names and not takes.everything and not any(name in names for name in parameters):
+        wrong_parameter = parameters[0] if parameters else None
+        return _Plan(wrong=_unused(parameters, names), wrong_parameter=wrong_parameter)
+    return _Plan(
+        positional=tuple(itertools.takewhile(names.__contains__, takes.by_position)),
+        named=tuple(
+            name
+            for name in (names if takes.everything else takes.by_name)
+            if name in names and name not in takes.by_position
+        ),
+        mapping=mapping,
+    )
+
+
+#: A callable may be another one in each call, and is then kept alive here for a while.
+_plan_once = functools.lru_cache(maxsize=512)(_make_plan)
+
+
+def _unused(parameters: tuple[str, ...], names: tuple[str, ...]) -> str:
+    has = f"only {_listed(parameters)}" if parameters else "no parameter"
+    near = suggestion(parameters[0], names) if parameters else ""
+    return (
+        f"unique_key has {has}, so it is passed none of the arguments ({_listed(names)}) and "
+        f"every call would have the same key.{near} Write it with the names of the arguments that "
+        f"count, as in lambda {names[0]}: ..., or use unique_by='type' if one key for the "
+        "task is meant"
+    )
+
+
+def _missing(name: str, names: tuple[str, ...], known: bool) -> str:
+    listed = _listed(names) or "none that has a name"
+    wrong = f"unique_key has the parameter {name!r}, but the arguments are {listed}."
+    if name in ("self", "cls"):
+        cure = "Make it a @staticmethod: it is called without the task"
+    elif known:
+        cure = (
+            "Write it with the names of arguments, give that parameter a default, or write one "
+            "parameter alone, which is passed the mapping of all arguments"
+        )
+    else:
+        cure = f"Pass {name!r} by name, or write it with **arguments for those that the call names"
+    return f"{wrong}{suggestion(name, names)} {cure}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _takes(unique_key: Callable[..., Any]) -> _Takes | None:
+    """Return its parameters; None where it does not tell, as some that are written in C."""
+    try:
+        parameters = inspect.signature(unique_key).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return _Takes(
+        by_position=tuple(p.name for p in single if p.kind is p.POSITIONAL_ONLY),
+        by_name=tuple(p.name for p in single if p.kind is not p.POSITIONAL_ONLY),
+        required=tuple(p.name for p in single if p.default is p.empty),
+        everything=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+# -- a format string -----------------------------------------------------------------------------
 
 
 def _formatted(template: str, arguments: Mapping[str, Any]) -> str:
@@ -77,7 +209,8 @@ def _filled(field: _Field, arguments: Mapping[str, Any]) -> str:
         known = ", ".join(map(repr, arguments)) or "none that has a name"
         raise UniqueKeyError(
             f"unique_key names {field.name!r}, but the arguments are {known}."
-            f"{suggestion(field.name, arguments)}",
+            f"{suggestion(field.name, arguments)} Pass {field.name!r} by name, or take it out of "
+            "unique_key",
             argument=field.name,
         )
     return field.literal + _shown(field, field.name, arguments[field.name])

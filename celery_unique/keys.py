@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arguments import (
+    HEADER_CURE,
     VALUE_CURE,
     all_arguments,
     chosen_arguments,
     cure,
     no_key,
-    plain,
+    plain_header,
     visible_arguments,
 )
 from .canonical import NotCanonical, canonical
@@ -45,6 +46,13 @@ KEY_VERSION = "1"
 
 _LONGEST_IDEMPOTENCY_KEY = 255
 _MEMBERS = {"args": "argument", "meta": "header"}
+#: What to do about a part of an identity that has no text, where it is not an argument.
+_CURES = {
+    "meta": HEADER_CURE,
+    "key": "Change unique_key so that the string it returns can be encoded as UTF-8",
+    "idempotency_key": "Pass an idempotency_key that can be encoded as UTF-8",
+}
+_LABELS = {"key": "the string that unique_key returned"}
 
 
 def identity(call: Call, policy: UniquePolicy) -> dict[str, Any]:
@@ -86,9 +94,12 @@ def idempotency_identity(
     return found
 
 
-def canonical_text(identity: Mapping[str, Any]) -> str:
-    """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size."""
-    return _text(identity, VALUE_CURE)
+def canonical_text(identity: Mapping[str, Any], task_name: str | None = None) -> str:
+    """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size.
+
+    `task_name` is for an error, where the identity itself has none.
+    """
+    return _text(identity, task_name or identity.get("type"), VALUE_CURE)
 
 
 def text_of(call: Call, policy: UniquePolicy) -> str:
@@ -104,7 +115,8 @@ def key_of(text: str, secret: str | bytes | None = None) -> str:
 
 def arguments_fingerprint(call: Call, *, secret: str | bytes | None = None) -> str:
     """Return a digest of all arguments, to tell a repeated call from another with the same key."""
-    return _digest(_text({"args": all_arguments(call)}, cure(call)), secret)
+    text = _text({"args": all_arguments(call)}, call.task_name, cure(call))
+    return _digest(text, secret)
 
 
 def _digest(text: str, secret: str | bytes | None) -> str:
@@ -119,7 +131,7 @@ def _digest(text: str, secret: str | bytes | None) -> str:
 def _own_key(call: Call, unique_key: Callable[..., Any] | str) -> str:
     arguments = visible_arguments(call)
     try:
-        return own_key(unique_key, arguments)
+        return own_key(unique_key, arguments, known=call.signature is not None)
     except UniqueKeyError as error:
         raise no_key(call, str(error), error.argument) from error.__cause__
 
@@ -132,31 +144,45 @@ def _header(call: Call, name: str) -> Any:
             "stamps nor the current request has. Pass it in headers=",
             name,
         )
-    return plain(call, name, call.meta[name])
+    return plain_header(call, name, call.meta[name])
 
 
-def _text(identity: Mapping[str, Any], cure: str) -> str:
+def _text(identity: Mapping[str, Any], task_name: str | None, cure: str) -> str:
     try:
         return canonical(dict(identity))
     except NotCanonical as error:
         # Which part it is gets looked for only now, so that good calls do not pay for it.
-        name, label, reason = _culprit(identity) or (None, "the identity", str(error))
-        raise UniqueKeyError(f"No unique key: {label} {reason}. {cure}", argument=name) from None
+        found = _culprit(identity)
+        name, label, reason = found[:3] if found else (None, "the identity", str(error))
+        cure = found.cure or cure if found else cure
+        whose = f"{task_name} gets no" if task_name else "No"
+        raise UniqueKeyError(
+            f"{whose} unique key: {label} {reason}. {cure}", argument=name
+        ) from None
 
 
-def _culprit(identity: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    for name, label, part in _parts(identity):
+def _culprit(identity: Mapping[str, Any]) -> _Culprit | None:
+    for dimension, name, label, part in _parts(identity):
         try:
             canonical(part)
         except NotCanonical as error:
-            return name, label, str(error)
+            return _Culprit(name, label, str(error), _CURES.get(dimension))
     return None
 
 
-def _parts(identity: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+class _Culprit(NamedTuple):
+    name: str
+    label: str
+    reason: str
+    cure: str | None  # None: that of an argument
+
+
+def _parts(identity: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     # Each part stays inside as many objects as it was, since depth is one of the reasons.
     for dimension, value in identity.items():
         if dimension in _MEMBERS and isinstance(value, dict):
             for name, member in value.items():
-                yield name, f"{_MEMBERS[dimension]} {name!r}", {dimension: {name: member}}
-        yield dimension, repr(dimension), {dimension: value}
+                label = f"{_MEMBERS[dimension]} {name!r}"
+                yield dimension, name, label, {dimension: {name: member}}
+        label = _LABELS.get(dimension, repr(dimension))
+        yield dimension, dimension, label, {dimension: value}

@@ -1,4 +1,4 @@
-"""Option names of tasks and calls, and how their layers become one policy.
+"""The options of tasks and calls, and how their layers become one policy.
 
 Layers, from the highest: the call, the task, `task_annotations`, and the app's defaults
 (``unique_default_*``). Each field is decided by itself by the highest layer that gives it.
@@ -21,9 +21,16 @@ from typing import Any, NamedTuple
 
 from .durations import parse_duration
 from .exceptions import InvalidPolicy
-from .messages import one_of, shown, suggestion
+from .messages import shown
+from .option_names import (
+    CALL_ONLY,
+    OPTION_FIELDS,
+    TASK_OPTIONS,
+    check_names,
+    may_be_an_option,
+)
 from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments
-from .policy_fields import CHECKS, DEFAULTS, DIMENSIONS, OPTION_OF, REPLACING
+from .policy_fields import CHECKS, DEFAULTS, DIMENSIONS, REPLACING
 
 __all__ = [
     "CALL_ONLY",
@@ -38,15 +45,6 @@ __all__ = [
 
 Options = Mapping[str, Any]
 
-OPTION_FIELDS = {option: field for field, option in OPTION_OF.items()}
-#: What a task, an annotation or a call may say.
-TASK_OPTIONS = frozenset({"unique", *OPTION_FIELDS})
-#: What only a call may say.
-CALL_ONLY = frozenset({"idempotency_key", "idempotency_ttl"})
-
-_OUR_PREFIXES = ("unique_", "idempotency_")
-#: Wider for calls: Celery puts any option it does not know into the message's properties.
-_CALL_PREFIXES = ("uniq", "idempot", "identity_s")
 #: What Celery gives with nearly every call: one comparison tells that nothing here is ours.
 _OPTIONS_OF_CELERY = frozenset(
     {
@@ -63,40 +61,12 @@ def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take this library's options out of those of ``apply_async``, and return them."""
     if options.keys() <= _OPTIONS_OF_CELERY:
         return {}
-    ours = [name for name in options if name.startswith(_CALL_PREFIXES)]
+    ours = [name for name in options if may_be_an_option(name)]
     if not ours:
         return {}
     check_names(ours, "call")
     taken = {name: options.pop(name) for name in ours}
     return _with_checked_idempotency(taken) if CALL_ONLY.intersection(taken) else taken
-
-
-def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse a name that looks like an option of this library and is none.
-
-    `where` is ``"call"``, or where else the options were found, for the message.
-    """
-    for name in names:
-        if name in TASK_OPTIONS or (name in CALL_ONLY and where == "call"):
-            continue
-        if name in CALL_ONLY:
-            raise InvalidPolicy(
-                f"{name} was given in the {where}, where it would be the same for every call: "
-                f"give it to the call, apply_async(..., {name}=...)",
-                field=name,
-            )
-        if name.startswith(_CALL_PREFIXES if where == "call" else _OUR_PREFIXES):
-            raise _unknown(name, where)
-
-
-def _unknown(name: str, where: str) -> InvalidPolicy:
-    known = sorted(TASK_OPTIONS | CALL_ONLY if where == "call" else TASK_OPTIONS)
-    # A policy's field in an option's clothes: unique_period is unique_for.
-    field = name.removeprefix("unique_")
-    near = f" Did you mean {OPTION_OF[field]!r}?" if field in OPTION_OF else suggestion(name, known)
-    return InvalidPolicy(
-        f"{name} ({where}) is not an option.{near} Use {one_of(known)}", field=name
-    )
 
 
 def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:

@@ -117,8 +117,9 @@ class Outgoing:
         """Nobody knows the result that the rest of the canvas waits for: said, not guessed."""
         facts: CallFacts = published.facts
         reason = "it has ended and its result is not stored, so that this call cannot share it"
+        by_key = self.attempt is not None and bool(self.attempt.arguments)
         error = DuplicateTask(
-            self.name, holder_id, facts.holder_state, reason, key=facts.unique_key
+            self.name, holder_id, facts.holder_state, reason, by_key, key=facts.unique_key
         )
         return Outcome(states.FAILURE, error)
 

@@ -12,6 +12,7 @@ from .exceptions import InvalidPolicy, UniquePolicyWarning
 from .messages import one_of, shown, suggestion, warn_user
 from .policy_fields import (
     CHECKS,
+    CONFLICT_STRATEGIES,
     DEFAULTS,
     OPTION_OF,
     REPLACING,
@@ -25,11 +26,25 @@ __all__ = ["UniquePolicy", "UniquePolicyWarning", "ojs_fields", "warn_of_ignored
 
 OJS_FIELDS = ("keys", "args_keys", "meta_keys", "period", "states", "on_conflict")
 OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "ignore")
+_OUR_STRATEGIES = set(CONFLICT_STRATEGIES).difference(OJS_CONFLICT_STRATEGIES)
 OJS_DEFAULTS: dict[str, Any] = {"keys": ("type",), "on_conflict": "reject"}
 
 
+#: A document as it was given: its fields in their order and spelling, lists as tuples.
+_Document = tuple[tuple[str, Any], ...]
+
+
+class _FromDocument:
+    """Keeps the document that a policy was read from. No field of the policy: it is not compared,
+    not shown, and a policy that is made from another one's fields has none."""
+
+    __slots__ = ("_document",)
+
+    _document: _Document | None
+
+
 @dataclass(frozen=True, init=False, slots=True)
-class UniquePolicy:
+class UniquePolicy(_FromDocument):
     """When two calls are the same work, for how long, and what happens to the second.
 
     The first six fields carry the names of the Open Job Spec; the others are this library's.
@@ -71,6 +86,7 @@ class UniquePolicy:
         given = locals()
         for field, check in CHECKS.items():
             object.__setattr__(self, field, check(given[field]))
+        object.__setattr__(self, "_document", None)
         _refuse_clashes(self)
         _warn_of_gaps(self.states)
 
@@ -78,12 +94,18 @@ class UniquePolicy:
     def from_ojs(cls, document: Mapping[str, Any]) -> UniquePolicy:
         """Return the policy of an Open Job Spec document, with that specification's defaults."""
         policy = cls(**ojs_fields(document))
+        object.__setattr__(policy, "_document", _kept(document))
         if "keys" not in document:
             warn_of_ignored_arguments(document)
         return policy
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot say."""
+        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot say.
+
+        That of a policy from `from_ojs` is the document that was given, word for word.
+        """
+        if self._document is not None:
+            return {name: _as_json(value) for name, value in self._document}
         for field in ("key", "max_wait", "identity_strategy"):
             if getattr(self, field) != DEFAULTS[field]:
                 raise _not_in_ojs(field, getattr(self, field))
@@ -102,6 +124,11 @@ class UniquePolicy:
         """Return the fields by name; ``UniquePolicy(**policy.as_fields()) == policy``."""
         return {field: getattr(self, field) for field in CHECKS}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The one that dataclasses have knows of fields alone. Nothing is checked, or warned of,
+        # again.
+        return _restored, (type(self), self.as_fields(), self._document)
+
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The arguments that the policy asks for by name, for a check against a signature."""
@@ -111,6 +138,15 @@ class UniquePolicy:
 
 
 assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)
+
+
+def _restored(
+    cls: type[UniquePolicy], kept: Mapping[str, Any], document: _Document | None
+) -> UniquePolicy:
+    policy = object.__new__(cls)
+    for name, value in (*kept.items(), ("_document", document)):
+        object.__setattr__(policy, name, value)
+    return policy
 
 
 def _refuse_clashes(policy: UniquePolicy) -> None:
@@ -148,6 +184,17 @@ def ojs_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**OJS_DEFAULTS, **_checked_ojs(document)}
 
 
+def _kept(document: Mapping[str, Any]) -> _Document:
+    return tuple(
+        (name, tuple(value) if isinstance(value, list) else value)
+        for name, value in document.items()
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _checked_ojs(document: object) -> dict[str, Any]:
     if not isinstance(document, Mapping):
         raise InvalidPolicy(
@@ -168,6 +215,8 @@ def _checked_ojs(document: object) -> dict[str, Any]:
 def _checked_ojs_field(field: str, document: Mapping[str, Any]) -> Any:
     value = document[field]
     if field == "on_conflict":
+        if isinstance(value, str) and value in _OUR_STRATEGIES:
+            raise _ours_alone(field, value)
         return check_choice(field, value, OJS_CONFLICT_STRATEGIES)
     if value is None and field in ("args_keys", "meta_keys", "period"):
         return None  # the specification's own table gives null as their default
@@ -182,6 +231,15 @@ def _checked_ojs_field(field: str, document: Mapping[str, Any]) -> Any:
     # The specification's own example has "meta_keys": [] beside keys without "meta".
     unused = field == "meta_keys" and not value and "meta" not in document.get("keys", ())
     return None if unused else CHECKS[field](value)
+
+
+def _ours_alone(field: str, value: str) -> InvalidPolicy:
+    option = OPTION_OF[field]
+    return InvalidPolicy(
+        f"{label(field)}: the Open Job Spec has no {value!r}: give {option}={value!r} beside "
+        f"unique=. Use {one_of(OJS_CONFLICT_STRATEGIES)} in a document",
+        field=field,
+    )
 
 
 def _unknown_ojs_field(name: object) -> InvalidPolicy:

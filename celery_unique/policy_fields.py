@@ -12,7 +12,7 @@ from typing import Any
 
 from .durations import parse_duration
 from .exceptions import InvalidPolicy
-from .messages import one_of, shown, suggestion
+from .messages import nearest, one_of, shown, suggestion
 from .states import GROUPS, LIVE, STATES
 
 __all__ = ["CHECKS", "DEFAULTS", "DIMENSIONS", "OPTION_OF", "label", "names_in_format"]
@@ -144,6 +144,13 @@ def _states_of_group(name: str) -> tuple[str, ...]:
     if name in STATES:
         raise InvalidPolicy(
             f"{label('states')}: {name!r} is one state and not a group: write [{name!r}]",
+            field="states",
+        )
+    near = None if name in GROUPS else nearest(name, (*GROUPS, *STATES))
+    if near in STATES:
+        raise InvalidPolicy(
+            f"{label('states')}: {shown(name)} is not known. Did you mean the state {near!r}? "
+            f"A string names a group: write [{near!r}], or use {one_of(GROUPS)}",
             field="states",
         )
     check_choice("states", name, GROUPS)

@@ -291,9 +291,11 @@ def check_setting_names(names: Iterable[str]) -> None:
     """Raise ConfigurationError for a name that is not a setting."""
     for name in names:
         if name not in _NAMES:
-            near = suggestion(name, _NAMES) or suggestion(f"unique_{name}", _NAMES)
+            near = _nearest(name) or _nearest(f"unique_{name}")
+            meant = f" Did you mean {near!r}?" if near else ""
             raise ConfigurationError(
-                f"{name} is not a setting.{near} Use {one_of(_NAMES)}", setting=name
+                f"{name} is not a setting.{meant} Use {one_of(_begun_by(name) or _NAMES)}",
+                setting=name,
             )
 
 
@@ -317,13 +319,27 @@ def _what_is_wrong(name: str, prefix: str) -> str:
     read = prefixed or name == bare
     if read and bare in _NAMES:
         return ""
-    near = nearest(bare, _NAMES)
+    near = _nearest(bare)
     # Behind a namespace are settings of others too (Django's): a bare name that resembles none
     # of ours is theirs.
     if prefix and not read and near is None:
         return ""
-    cure = f" Did you mean {_spelled(near, prefix)!r}?" if near else f" Use {one_of(_NAMES)}"
+    cure = f" Did you mean {_spelled(near, prefix)!r}?" if near else f" Use {_listed(bare, prefix)}"
     return f"{name} is not a setting, and nothing reads it.{cure}"
+
+
+def _nearest(name: str) -> str | None:
+    # What several begin with, as unique_default, is no slip in one of them.
+    return None if _begun_by(name) else nearest(name, _NAMES)
+
+
+def _begun_by(name: str) -> list[str]:
+    begun = [each for each in _NAMES if each.startswith(f"{name}_")]
+    return begun if len(begun) > 1 else []
+
+
+def _listed(name: str, prefix: str) -> str:
+    return one_of([_spelled(each, prefix) for each in _begun_by(name) or _NAMES])
 
 
 def _spelled(name: str, prefix: str) -> str:

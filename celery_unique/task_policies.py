@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .exceptions import InvalidPolicy
+from .key_templates import misfit
 from .messages import suggestion
-from .options import TASK_OPTIONS, PolicyLayers, check_names
+from .option_names import (
+    TASK_OPTIONS,
+    check_decorator_names,
+    check_names,
+    is_near_miss,
+)
+from .options import PolicyLayers
 from .policy import UniquePolicy
 
 #: Where the options of the decorator are kept on a task's class: Celery writes
@@ -20,7 +27,7 @@ IN_FRONT = "_celery_unique_in_front"
 _LEFT_ALONE = "_celery_unique_left_alone"
 #: What annotations and the app's defaults may still say, for the better of any decorator.
 _STILL_TO_COME = {"unique": True, "unique_on_conflict": "replace", "unique_meta": "any"}
-_PREFIXES = ("unique", "idempotency_", "identity_strategy")
+_PREFIXES = ("unique_", "idempotency_")
 
 
 @dataclass(slots=True)
@@ -44,19 +51,37 @@ class TaskPolicies:
         known = self._known.get(name)
         if known is None or known.task is not task or known.defaults is not defaults:
             known = self._learn(name, task, defaults)
-        policy = known.layers.for_call(call_options)
+        try:
+            policy = known.layers.for_call(call_options)
+        except InvalidPolicy as error:
+            raise _of_task(name, error) from None
         if policy is not None and call_options:
             check_policy(name, policy, known.signature)
         return policy, known.signature
 
     def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
-        said = layers_of(task) if task is not None else []
-        layers = PolicyLayers(said, defaults=defaults, task=name)
+        layers = _layers(name, lambda: layers_of(task) if task is not None else [], defaults)
         signature = signature_of(task) if task is not None else None
         if layers.policy is not None:
             check_policy(name, layers.policy, signature)
         self._known[name] = known = _Known(task, defaults, layers, signature)
         return known
+
+
+def _layers(
+    name: str,
+    said: Callable[[], list[dict[str, Any]]],
+    defaults: Mapping[str, Any] | None = None,
+) -> PolicyLayers:
+    try:
+        return PolicyLayers(said(), defaults=defaults, task=name)
+    except InvalidPolicy as error:
+        raise _of_task(name, error) from None
+
+
+def _of_task(name: str, error: InvalidPolicy) -> InvalidPolicy:
+    """The error of an option, which knows nothing of tasks."""
+    return InvalidPolicy(f"{name}: {error}", field=error.field)
 
 
 def signature_of(task: Any) -> inspect.Signature | None:
@@ -72,11 +97,13 @@ def layers_of(task: Any) -> list[dict[str, Any]]:
     if _LEFT_ALONE in leaf.__dict__:
         return []
     own = leaf.__dict__.get(OWN_OPTIONS)
-    attributes = _static_options(leaf.__mro__[:1])
     if own is None:  # bound unseen, so they are told apart no more
-        return [{**_static_options(leaf.__mro__[1:]), **attributes}]
+        return [_static_options(leaf.__mro__)]
+    attributes = _options_of_class(leaf)
     annotations = {name: value for name, value in attributes.items() if name not in own}
-    return [_said_by(leaf), annotations]
+    said = _said_by(leaf)
+    check_names(annotations, "task_annotations")
+    return [said, annotations]
 
 
 def class_of(task: Any) -> type:
@@ -87,7 +114,7 @@ def class_of(task: Any) -> type:
 
 def _said_by(leaf: type) -> dict[str, Any]:
     own = leaf.__dict__.get(OWN_OPTIONS, {})
-    check_names(own, "task")
+    check_decorator_names(own, "task")
     return {**_static_options(leaf.__mro__[1:]), **own}
 
 
@@ -97,22 +124,26 @@ def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cls in reversed(classes):
         found.update(_options_in(cls))
-    # UniqueTask declares every option as None: "not said".
-    said = {name: value for name, value in found.items() if value is not None}
+    said = _not_none(found)
     check_names(said, "task")
     return said
+
+
+def _options_of_class(cls: type) -> dict[str, Any]:
+    return _not_none(_options_in(cls))
+
+
+def _not_none(found: Mapping[str, Any]) -> dict[str, Any]:
+    # UniqueTask declares every option as None: "not said".
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _options_in(cls: type) -> dict[str, Any]:
     return {
         name: _plain(value)
         for name, value in vars(cls).items()
-        if name in TASK_OPTIONS or (_looks_like_an_option(name) and not _is_method(value))
+        if name in TASK_OPTIONS or (name.startswith(_PREFIXES) and not _is_method(value))
     }
-
-
-def _looks_like_an_option(name: str) -> bool:
-    return name.startswith(_PREFIXES) and "_" in name
 
 
 def _is_method(value: Any) -> bool:
@@ -123,14 +154,17 @@ def _is_method(value: Any) -> bool:
 
 def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of this library among those of ``@app.task``, right or wrong."""
-    return {name: value for name, value in options.items() if name.startswith(_PREFIXES)}
+    return {name: value for name, value in options.items() if _is_ours(name)}
+
+
+def _is_ours(name: str) -> bool:
+    return name in TASK_OPTIONS or name.startswith(_PREFIXES) or is_near_miss(name)
 
 
 def remember_options(cls: type) -> None:
     """Keep what a task's class says before annotations are written over it."""
     if OWN_OPTIONS not in cls.__dict__:
-        said = {name: value for name, value in _options_in(cls).items() if value is not None}
-        setattr(cls, OWN_OPTIONS, said)
+        setattr(cls, OWN_OPTIONS, _options_of_class(cls))
 
 
 def recover_options(
@@ -141,11 +175,8 @@ def recover_options(
     ``decorator`` are all options of the task's decorator, None where they are not known any
     more. Returns the options of which nobody knows whether the task had said them, too.
     """
-    own = {
-        name: value
-        for name, value in _options_in(cls).items()
-        if name not in annotated and value is not None
-    }
+    attributes = _options_of_class(cls)
+    own = {name: value for name, value in attributes.items() if name not in annotated}
     setattr(cls, OWN_OPTIONS, {**own, **options_among(decorator or {})})
     return sorted(TASK_OPTIONS.intersection(annotated)) if decorator is None else []
 
@@ -156,16 +187,19 @@ def _plain(value: Any) -> Any:
 
 def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
     """Fail where the task is defined, not at its first call."""
-    _check_layers(task, layers_of(task), defaults)
+    _check_made(task, _layers(task.name, lambda: layers_of(task), defaults))
 
 
 def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
     """Refuse what is wrong whatever annotations and the app's defaults say."""
-    said = options_among(options)
-    check_names(said, "task")
-    said = {**_static_options(base.__mro__), **said}
-    policy = PolicyLayers([said, _STILL_TO_COME], task=name).policy
-    if policy is not None and policy.argument_names:
+    own = options_among(options)
+
+    def said() -> list[dict[str, Any]]:
+        check_decorator_names(own, "task")
+        return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
+
+    policy = _layers(name, said).policy
+    if policy is not None and (policy.argument_names or callable(policy.key)):
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
 
@@ -181,7 +215,7 @@ def _signature_of_function(fun: Any, bind: bool) -> inspect.Signature | None:
 def is_wrong_by_itself(task: Any) -> bool:
     """Whether the task's own options are wrong, whatever annotations say."""
     try:
-        _check_layers(task, [_said_by(class_of(task))])
+        _check_made(task, _layers(task.name, lambda: [_said_by(class_of(task))]))
     except InvalidPolicy:
         return True
     return False
@@ -192,18 +226,19 @@ def leave_alone(task: Any) -> None:
     setattr(class_of(task), _LEFT_ALONE, True)
 
 
-def _check_layers(
-    task: Any, layers: list[dict[str, Any]], defaults: Mapping[str, Any] | None = None
-) -> None:
-    policy = PolicyLayers(layers, defaults=defaults, task=task.name).policy
-    if policy is not None:
-        check_policy(task.name, policy, signature_of(task))
+def _check_made(task: Any, layers: PolicyLayers) -> None:
+    if layers.policy is not None:
+        check_policy(task.name, layers.policy, signature_of(task))
 
 
 def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature | None) -> None:
     if signature is None:
         return
     parameters = signature.parameters
+    if callable(policy.key):
+        wrong = misfit(policy.key, parameters)
+        if wrong is not None:
+            raise InvalidPolicy(f"{name}: {wrong}", field="key")
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for argument in policy.argument_names:

@@ -36,9 +36,14 @@ def with_one_bad_task(app: Celery) -> tuple[Any, Any]:
 
 WRONG: dict[str, dict[str, Any]] = {
     "unknown option": {"unique": True, "unique_fro": 60},
+    "near miss": {"uniqe": True},
+    "another near miss": {"unique": True, "identity_stratgy": "always_unique"},
+    "near miss of an option of a call": {"unique": True, "idempotencykey": "k"},
     "option of a call": {"unique": True, "idempotency_key": "k"},
     "unknown argument": {"unique": True, "unique_on": "shop"},
     "unknown argument in a key": {"unique": True, "unique_key": "{shop}"},
+    "unknown parameter of a key": {"unique": True, "unique_key": lambda shop, day: "x"},
+    "key without parameters": {"unique": True, "unique_key": lambda: "x"},
     "unknown value": {"unique": True, "unique_states": "until_dawn"},
     "unknown value, not unique": {"unique_states": "until_dawn"},
     "not a policy": {"unique": "yes"},
@@ -62,13 +67,14 @@ OPEN: dict[str, dict[str, Any]] = {
 def test_a_wrong_policy_is_refused_at_the_decorator(wrong: str) -> None:
     app = make_app("memory://")
 
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidPolicy, match=r"^shop\.bad") as caught:
 
         @app.task(name="shop.bad", **WRONG[wrong])
         def bad(shop_id: int) -> None: ...
 
     app.finalize()
     assert "shop.bad" not in app.tasks
+    assert str(caught.value).count("shop.bad") == 1
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -91,8 +97,29 @@ def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided: str
     @app.task(name="shop.bad", **OPEN[undecided])
     def bad(shop_id: int) -> None: ...
 
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidPolicy, match=r"^shop\.bad: "):
         app.finalize()
+
+
+def test_an_unknown_option_in_annotations_is_told_to_be_there() -> None:
+    for option in ("unique_fro", "idempotency_key"):
+        app = make_app("memory://", task_annotations={"shop.rebuild": {option: 60}})
+
+        @app.task(name="shop.rebuild", unique=True, shared=False)
+        def rebuild(shop_id: int) -> None: ...
+
+        with pytest.raises(InvalidPolicy, match=rf"^shop\.rebuild: {option} .*task_annotations"):
+            rebuild.delay(7)
+
+
+def test_a_call_that_is_wrong_names_its_task() -> None:
+    app = make_app("memory://")
+
+    @app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int) -> None: ...
+
+    with pytest.raises(InvalidPolicy, match=r"^shop\.rebuild: .*unique_for"):
+        rebuild.apply_async((7,), unique_for="10m")
 
 
 @pytest.mark.parametrize("undecided", OPEN)
@@ -229,6 +256,31 @@ def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
         def count(shelf: int) -> None: ...
 
 
+def test_a_callable_key_names_the_arguments_that_it_wants() -> None:
+    app = make_app("memory://")
+
+    @app.task(unique=True, unique_key=lambda shop_id: f"shop-{shop_id}")
+    def rebuild(shop_id: int, full: bool = False, **extra: Any) -> None: ...
+
+    @app.task(bind=True, unique=True, unique_key=lambda arguments: str(arguments["shop_id"]))
+    def count(self: Any, shop_id: int, full: bool = False) -> None: ...
+
+    for task in (rebuild, count):
+        outcomes = [task.delay(7).outcome, task.delay(7, full=True).outcome, task.delay(8).outcome]
+        assert outcomes == ["created", "deduplicated", "created"]
+
+
+def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure() -> None:
+    app = make_app("memory://")
+
+    with pytest.raises(
+        InvalidPolicy, match=r"shop.bad: unique_key has the parameter 'day'.* Write"
+    ):
+
+        @app.task(name="shop.bad", unique=True, unique_key=lambda shop_id, day: "x")
+        def bad(shop_id: int, **extra: Any) -> None: ...
+
+
 def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
     app = make_app("memory://")
 
@@ -251,6 +303,32 @@ def test_models_do_not_hide_the_arguments_from_the_decorator() -> None:
 
         @app.task(pydantic=True, bind=True, unique=True, unique_on="shop")
         def count(self: Any, shop_id: int) -> None: ...
+
+
+def test_a_near_miss_is_refused_in_a_shared_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_state, "_apps", WeakSet())
+
+    @shared_task(name="shared.near", uniqe=True)
+    def near(shop_id: int) -> None: ...
+
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy, match=r"^shared\.near: uniqe .* Did you mean 'unique'\?"):
+        app.finalize()
+
+
+def test_names_like_ours_stay_the_own_of_a_class() -> None:
+    app = make_app("memory://")
+
+    class Base(Task):
+        uniq = "mine"
+        uniques_on = 3
+        identity_stratgy = "mine"
+
+    @app.task(base=Base, unique=True, uniqueness="much", identity_map={})
+    def rebuild(shop_id: int) -> None: ...
+
+    assert rebuild.delay(7).outcome == "created"
 
 
 def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:

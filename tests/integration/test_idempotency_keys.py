@@ -393,6 +393,44 @@ def test_a_task_that_waits_for_its_retry_keeps_its_key(app: Celery) -> None:
         assert flaky.apply_async(idempotency_key=KEY).id == first.id
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "cure"),
+    [
+        ("unique_for", 60, "idempotency_ttl: give that instead"),
+        ("unique_states", "window", "leave unique_states out"),
+        ("unique_on", "account", "give only one of them"),
+        ("unique_key", "{account}", "give only one of them"),
+    ],
+)
+def test_what_a_key_decides_cannot_be_said_beside_it(
+    local_app: Celery, option: str, value: Any, cure: str
+) -> None:
+    pay = task_of(local_app, unique=True)
+    message = rf"{option} clashes with idempotency_key: .*{cure}"
+
+    for attempt in (pay.apply_async, pay.apply):
+        with pytest.raises(InvalidPolicy, match=message) as caught:
+            attempt(("a", 1), idempotency_key=KEY, **{option: value})
+        assert caught.value.field == option
+        assert KEY not in str(caught.value)
+    assert call(pay, **{option: None}).outcome == "created"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_meta": "tenant"},
+        {"unique_on_conflict": "reject"},
+        {"unique": False},
+        {"unique": {"keys": ["type"], "period": "PT1H"}},
+    ],
+)
+def test_what_counts_beside_a_key_can_be_said(local_app: Celery, options: dict[str, Any]) -> None:
+    pay = task_of(local_app, unique=True, unique_for=60, unique_on="account")
+
+    assert call(pay, headers={"tenant": "t"}, **options).outcome == "created"
+
+
 # -- what is done with a duplicate -----------------------------------------------------------------
 
 
@@ -413,6 +451,7 @@ def test_reject_counts_on_the_task_on_the_call_and_as_the_apps_default(
         with pytest.raises(DuplicateTask) as caught:
             call(task, **options)
         assert caught.value.task_id == first.id
+        assert "take a new idempotency_key for new work" in str(caught.value)
 
 
 def test_reject_says_conflict_and_not_duplicate_where_arguments_differ(app: Celery) -> None:

@@ -124,18 +124,12 @@ def name_cases(ways: Ways) -> Iterator[Case]:
         if not wrong.startswith(("uniq", "idempot", "identity_s")):
             continue  # Celery takes any other name as an option of the message
         for surface, attempt, app in ways.of({wrong: 1}):
-            if surface in ("definition", "annotation") and not wrong.startswith(
-                ("unique_", "idempotency_")
-            ):
+            if surface == "annotation" and not wrong.startswith(("unique_", "idempotency_")):
                 continue  # any other name may be an attribute of the user's own
-            yield Case(surface, "unknown", wrong, attempt, app, meant=_near(surface, meant))
+            yield Case(surface, "unknown", wrong, attempt, app, meant=meant)
     for name in sorted(CALL_ONLY):
         for surface, attempt, app in ways.of_tasks({name: 60}):
             yield Case(surface, "unknown", name, attempt, app)
-
-
-def _near(surface: str, meant: str) -> str:
-    return "" if surface in ("definition", "annotation") and meant in CALL_ONLY else meant
 
 
 def clash_cases(ways: Ways) -> Iterator[Case]:

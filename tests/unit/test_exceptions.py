@@ -36,6 +36,7 @@ ERRORS = [
     UniqueKeyError("shop_id is not a number", argument="shop_id"),
     duplicate(),
     DuplicateTask("shop.rebuild"),
+    DuplicateTask("shop.pay", "abc", "completed", None, True, key=KEY),
     IdempotencyKeyRequired("shop.pay"),
     IdempotencyKeyConflict("shop.pay", key=KEY),
     StoreUnavailable("no answer in 2 s", store="redis://localhost/0"),
@@ -149,6 +150,20 @@ def test_who_may_not_know_the_holder_is_not_told_to_ask_for_its_result() -> None
     """Concealed, 'ignore' is the same error."""
     assert "'ignore'" not in str(DuplicateTask("shop.rebuild"))
     assert "'ignore'" in str(DuplicateTask("shop.rebuild", "holder", "active"))
+
+
+@pytest.mark.parametrize("state", ["active", "completed"])
+def test_a_duplicate_by_the_callers_key_is_told_to_take_a_new_one(state: str) -> None:
+    """unique=False would not help: the key wins over it."""
+    told = DuplicateTask("shop.pay", "abc", state, by_idempotency_key=True)
+    concealed = DuplicateTask("shop.pay", by_idempotency_key=True)
+
+    assert (told.by_idempotency_key, duplicate().by_idempotency_key) == (True, False)
+    for message in (str(told), str(concealed)):
+        assert message.endswith("or take a new idempotency_key for new work")
+        assert "unique=False" not in message
+    assert "'ignore'" in str(told)
+    assert "'ignore'" not in str(concealed)
 
 
 def test_duplicate_without_a_holder_tells_nothing_of_it() -> None:

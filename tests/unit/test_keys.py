@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import hmac
 import inspect
@@ -136,6 +137,21 @@ def test_a_header_without_a_text_is_named():
 
     with pytest.raises(UniqueKeyError, match=r"header 'tenant_id' holds a lone surrogate"):
         canonical_text(identity(Call("shop.task", meta={"tenant_id": "\ud800"}), policy))
+
+
+@pytest.mark.parametrize("value", [float("nan"), [float("inf")], object(), "\ud800", [10**5000]])
+def test_a_header_without_a_text_has_a_cure_that_helps(value):
+    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
+
+    with pytest.raises(UniqueKeyError) as caught:
+        canonical_text(identity(Call("shop.task", meta={"tenant_id": value}), policy))
+
+    message = str(caught.value)
+    assert message.startswith("shop.task gets no unique key: header 'tenant_id' ")
+    assert "Pass a header whose value JSON can carry" in message
+    assert "argument" not in message
+    assert "unique_key=" not in message
+    assert caught.value.argument == "tenant_id"
 
 
 # -- Binding -------------------------------------------------------------------------------------
@@ -345,6 +361,7 @@ def test_a_name_that_the_call_has_not_is_refused_with_the_nearest(function):
         text_of(function, *args, policy=policy, **kwargs)
 
     assert caught.value.argument == "shopid"
+    assert "Pass 'shopid' by name, or take it out of unique_on" in str(caught.value)
 
 
 def test_a_name_like_none_of_the_arguments_is_refused_with_all_of_them():
@@ -444,9 +461,118 @@ def test_an_error_in_unique_key_is_the_cause():
     assert "no such shop" not in str(caught.value)
 
 
-def test_a_unique_key_that_takes_too_few_arguments_is_told_so():
-    with pytest.raises(UniqueKeyError, match="called with every argument of the task by name"):
-        text_of(rebuild, 7, policy=UniquePolicy(key=lambda shop_id: "x"))
+class _Prefixed:
+    """A callable that cannot be hashed."""
+
+    __hash__ = None
+
+    def __call__(self, shop_id, *, prefix="shop"):
+        return f"{prefix}-{shop_id}"
+
+
+@pytest.mark.parametrize(
+    ("unique_key", "made"),
+    [
+        (lambda shop_id: f"{shop_id}", "7"),
+        (lambda full, shop_id: f"{shop_id} {full}", "7 False"),
+        (lambda shop_id, prefix="shop": f"{prefix}-{shop_id}", "shop-7"),
+        (lambda *rest, shop_id: f"{shop_id} {rest}", "7 ()"),
+        (lambda shop_id, **others: f"{shop_id} {others}", "7 {'full': False}"),
+        (eval("lambda shop_id, /: f'{shop_id}'"), "7"),
+        (
+            eval("lambda shop_id, nothing=0, full=1, /, **others: f'{shop_id} {full} {others}'"),
+            "7 1 {}",
+        ),
+        (functools.partial(lambda prefix, shop_id: f"{prefix}-{shop_id}", "p"), "p-7"),
+        (_Prefixed(), "shop-7"),
+        (_Prefixed().__call__, "shop-7"),
+        # One parameter that is no argument: all of them.
+        (lambda arguments: f"{arguments['shop_id']} {arguments['full']}", "7 False"),
+        (lambda a, full=True: f"{a['shop_id']} {full}", "7 False"),
+        (lambda *, arguments: f"{arguments}", "{'shop_id': 7, 'full': False}"),
+        (eval("lambda arguments, /: f'{arguments}'"), "{'shop_id': 7, 'full': False}"),
+        (repr, "{'shop_id': 7, 'full': False}"),
+    ],
+)
+def test_a_callable_is_passed_the_arguments_that_it_names(unique_key, made):
+    signature = inspect.signature(lambda shop_id, full=False: ...)
+    call = Call("shop.task", (7,), {}, signature)
+
+    found = identity(call, UniquePolicy(key=unique_key))["key"]
+
+    assert found == made
+
+
+def test_a_callable_sees_the_arguments_in_the_order_of_the_signature():
+    def task(a, b=1, *, c): ...
+
+    for unique_key in (repr, lambda **arguments: repr(arguments)):
+        policy = UniquePolicy(key=unique_key)
+        texts = {text_of(task, 1, b=1, c=3, policy=policy), text_of(task, c=3, a=1, policy=policy)}
+
+        assert texts == {'{"key":"{\'a\': 1, \'b\': 1, \'c\': 3}","type":"shop.task"}'}
+
+
+def test_a_callable_may_change_the_mapping_that_it_is_passed():
+    def unique_key(arguments):
+        return str(arguments.pop("shop_id"))
+
+    policy = UniquePolicy(key=unique_key)
+
+    assert text_of(rebuild, 7, policy=policy) == text_of(rebuild, shop_id=7, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("unique_key", "argument", "message"),
+    [
+        (lambda shop, full: "x", "shop", r"'shop', but .* Did you mean 'shop_id'\? Write it with"),
+        (lambda shop_id, day: "x", "day", "parameter 'day', .* give that parameter a default"),
+        (lambda shop, **others: "x", "shop", "parameter 'shop', but the arguments are"),
+        (lambda self, shop_id: "x", "self", "@staticmethod"),
+        (lambda: "x", None, r"no parameter, .* same key\. Write .* unique_by='type'"),
+        (lambda *rest: "x", None, "no parameter, .* same key"),
+        (lambda shop=None: "x", "shop", r"only 'shop', .* Did you mean 'shop_id'\?"),
+    ],
+)
+def test_a_callable_that_the_arguments_do_not_fit_is_told_so(unique_key, argument, message):
+    with pytest.raises(UniqueKeyError, match=message) as caught:
+        text_of(rebuild, 7, policy=UniquePolicy(key=unique_key))
+
+    assert caught.value.argument == argument
+
+
+def test_a_callable_without_parameters_is_fine_where_there_are_no_arguments():
+    text = text_of(lambda: ..., policy=UniquePolicy(key=lambda: "x"))
+
+    assert text == '{"key":"x","type":"shop.task"}'
+
+
+def test_the_parameters_of_a_callable_are_looked_at_once(monkeypatch):
+    policy = UniquePolicy(key=lambda shop_id: f"{shop_id}")
+    first, second = call_of(rebuild, 7), call_of(rebuild, shop_id=8)
+    assert identity(first, policy)["key"] == "7"
+    monkeypatch.delattr("celery_unique.key_templates.inspect.signature")
+
+    assert identity(second, policy)["key"] == "8"
+
+
+@pytest.mark.parametrize("unique_key", [lambda shop_id: "x", lambda arguments: "x"])
+def test_without_the_code_a_callable_is_not_passed_a_mapping_of_some_arguments(unique_key):
+    """Which ones are missing from it is not known, and neither is whether it wants a mapping."""
+    with pytest.raises(UniqueKeyError, match=r"Pass '\w+' by name, or write it with \*\*arguments"):
+        text_of(None, 7, policy=UniquePolicy(key=unique_key))
+
+
+@pytest.mark.parametrize("key", [lambda **_: "x\ud800", "{shop_id}"])
+def test_a_string_of_unique_key_without_a_text_is_at_fault_itself(key):
+    with pytest.raises(UniqueKeyError) as caught:
+        text_of(rebuild, "x\ud800", policy=UniquePolicy(key=key))
+
+    assert str(caught.value) == (
+        "shop.task gets no unique key: the string that unique_key returned holds a lone surrogate, "
+        "which is no character. Change unique_key so that the string it returns can be encoded as "
+        "UTF-8"
+    )
 
 
 class _Template:
@@ -536,13 +662,18 @@ def test_a_format_string_finds_keyword_arguments_without_the_code():
     policy = UniquePolicy(key="{shop_id}")
 
     assert text_of(None, shop_id=7, policy=policy) == text_of(rebuild, 7, policy=policy)
-    with pytest.raises(UniqueKeyError, match="unique_key names 'shop_id'"):
+    with pytest.raises(
+        UniqueKeyError, match=r"unique_key names 'shop_id'.* Pass 'shop_id' by name"
+    ):
         text_of(None, 7, policy=policy)
 
 
 def test_keywords_are_strings_without_the_code_too():
     with pytest.raises(UniqueKeyError, match="a keyword is a string"):
         identity(Call("shop.task", (), {1: 2}), DEFAULT)
+    for key in ("{a}", lambda a: "x", lambda **_: "x"):
+        with pytest.raises(UniqueKeyError, match="a keyword is a string"):
+            identity(Call("shop.task", (), {1: 2}), UniquePolicy(key=key))
 
 
 # -- Values --------------------------------------------------------------------------------------
@@ -773,10 +904,10 @@ def circular() -> list[Any]:
 
 
 NO_KEY = {
-    "nan": (float("nan"), "Out of range float"),
-    "infinity": (float("inf"), "Out of range float"),
-    "nested minus infinity": ({"a": [float("-inf")]}, "Out of range float"),
-    "nan as a name": ({float("nan"): 1}, "Out of range float"),
+    "nan": (float("nan"), "argument 'full' is NaN or an infinity"),
+    "infinity": (float("inf"), "argument 'full' is NaN or an infinity"),
+    "nested minus infinity": ({"a": [float("-inf")]}, "argument 'full' holds NaN or an infinity"),
+    "nan as a name": ({float("nan"): 1}, "argument 'full' holds NaN or an infinity"),
     "lone surrogate": ("\ud800", "lone surrogate"),
     "nested lone surrogate": ([{"a": "x\udfff"}], "lone surrogate"),
     "lone surrogate in a name": ({"\ud800": 1}, "lone surrogate"),
@@ -809,7 +940,7 @@ def test_a_value_without_a_key_is_named_with_the_cure(value, reason):
         text_of(rebuild, 1, full=value)
 
     assert caught.value.argument == "full"
-    assert "argument 'full'" in str(caught.value)
+    assert str(caught.value).startswith("shop.task gets no unique key: argument 'full' ")
     assert "unique_key=" in str(caught.value)
 
 
@@ -936,6 +1067,8 @@ def test_an_idempotency_key_without_a_text_is_refused_and_not_shown():
         canonical_text(idempotency_identity(call))
 
     assert "hunter2" not in str(caught.value)
+    assert str(caught.value).startswith("pay gets no unique key: ")
+    assert "unique_key=" not in str(caught.value)
 
 
 def test_another_scope_is_a_mistake():
@@ -965,6 +1098,7 @@ def test_unique_key_is_no_cure_beside_an_idempotency_key(call):
     with pytest.raises(UniqueKeyError) as caught:
         arguments_fingerprint(call)
 
+    assert str(caught.value).startswith("pay gets no unique key: ")
     assert "Pass " in str(caught.value)
     assert "unique_key=" not in str(caught.value)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from celery_unique import policy as policy_module
 from celery_unique.exceptions import InvalidPolicy
+from celery_unique.option_names import check_decorator_names
 from celery_unique.options import (
     CALL_ONLY,
     OPTION_FIELDS,
@@ -113,6 +114,82 @@ def test_a_wrong_call_option_is_refused(options: dict[str, Any], field: str, cur
     assert raised.value.field == field
     assert field in str(raised.value)
     assert cure in str(raised.value)
+
+
+MEANT = {
+    "unique_max": "'unique_max_wait'",
+    "unique_f": "'unique_for'",
+    "unique_s": "'unique_states'",
+    "unique_o": "'unique_on'",
+    "unique_on_args": "'unique_on'",
+    "unique_args": "'unique_on'",
+    "unique_kwargs": "'unique_on'",
+    "unique_window": "'unique_for'",
+    "unique_ttl": "'unique_for'",
+    "unique_timeout": "'unique_for'",
+    "unique_expires": "'unique_for'",
+    "unique_headers": "'unique_meta'",
+    "unique_keys": "'unique_by'",
+    "unique_strategy": "'unique_on_conflict' or 'identity_strategy'",
+    "unique_default_for": "'unique_for'",
+    "unique_default_period": "'unique_for'",
+}
+MEANT_OF_A_KEY = {
+    "idempotency_expires": "idempotency_ttl",
+    "idempotency_timeout": "idempotency_ttl",
+    "idempotency_token": "idempotency_key",
+    "idempotencykey": "idempotency_key",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), MEANT.items())
+@pytest.mark.parametrize("where", ["call", "task"])
+def test_what_was_meant_by_another_word_is_named(name: str, meant: str, where: str) -> None:
+    with pytest.raises(InvalidPolicy) as raised:
+        check_names([name], where)
+
+    assert f"{name} ({where}) is not an option. Did you mean {meant}? Use" in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "meant"), MEANT_OF_A_KEY.items())
+def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name: str, meant: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"\(call\) .* Did you mean '{meant}'\? Use"):
+        check_names([name], "call")
+    with pytest.raises(InvalidPolicy, match=rf"'{meant}'\? It is for one call: .*{meant}="):
+        check_decorator_names([name], "task")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("uniqe", "unique"),
+        ("uniq", "unique"),
+        ("unqiue", "unique"),
+        ("Unique", "unique"),
+        ("uniques", "unique"),
+        ("uniqe_for", "unique_for"),
+        ("uniq_on_conflict", "unique_on_conflict"),
+        ("uniquefor", "unique_for"),
+        ("identity_stratgy", "identity_strategy"),
+        ("identitystrategy", "identity_strategy"),
+        ("unique_fro", "unique_for"),
+    ],
+)
+def test_a_near_miss_in_a_decorator_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"{name} \(task\) .* Did you mean '{meant}'\?"):
+        check_decorator_names([name], "task")
+
+
+@pytest.mark.parametrize("name", sorted(TASK_OPTIONS))
+def test_an_option_is_no_near_miss(name: str) -> None:
+    check_decorator_names([name], "task")
+
+
+def test_options_of_others_are_no_near_misses() -> None:
+    theirs = ["uniqueness", "unit", "union", "until", "unlock", "idempotent", "identity", "id"]
+    others = ["identity_map", "identity_source", "identity_store", "idle", "uid", "queue", "once"]
+
+    check_decorator_names([*theirs, *others, "ignore_result", "lock_expiry"], "task")
 
 
 @pytest.mark.parametrize("name", sorted(CALL_ONLY))

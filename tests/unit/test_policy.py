@@ -210,6 +210,12 @@ REFUSED = [
     ({"states": ["active", "actve"]}, "states", "Did you mean 'active'?"),
     ({"states": "until_don"}, "states", "Did you mean 'until_done'?"),
     ({"states": "active"}, "states", "write ['active']"),
+    (
+        {"states": "completd"},
+        "states",
+        "Did you mean the state 'completed'? A string names a group: ",
+    ),
+    ({"states": "completd"}, "states", "write ['completed'], or use 'until_start'"),
     ({"states": ["until_done"]}, "states", "Use 'pending', 'scheduled'"),
     ({"states": ["active", "active"]}, "states", "'active' is repeated"),
     ({"states": None}, "states", "give a list of strings"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 from celery_unique import policy as policy_module
 from celery_unique.durations import LONGEST, SHORTEST
 from celery_unique.exceptions import InvalidPolicy, UniquePolicyWarning
+from celery_unique.options import override
 from celery_unique.policy import UniquePolicy
 from celery_unique.states import LIVE, STATES
 
@@ -60,6 +64,15 @@ def test_the_example_of_section_2() -> None:
 
 
 EXAMPLES = [
+    {
+        "keys": ["type", "queue", "args"],
+        "args_keys": ["user_id"],
+        "meta_keys": [],
+        "period": "PT1H",
+        "states": ["available", "active", "scheduled", "retryable", "pending"],
+        "on_conflict": "reject",
+    },
+    {"keys": ["type", "args"], "on_conflict": "reject", "states": ["available", "active"]},
     {"keys": ["type", "args"], "args_keys": ["user_id"], "on_conflict": "replace"},
     {"keys": ["type", "args"], "args_keys": ["user_id"], "on_conflict": "replace_except_schedule"},
     {"keys": ["type"], "on_conflict": "ignore"},
@@ -89,6 +102,7 @@ def test_documents_of_the_specification_are_accepted(document: dict[str, Any]) -
     assert policy.on_conflict == document.get("on_conflict", "reject")
     assert set(policy.states) == set(document.get("states", LIVE))
     assert set(policy.keys) == {"type", *document["keys"]}
+    assert policy.to_ojs() == document
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, MappingProxyType])
@@ -121,6 +135,106 @@ def test_a_policy_comes_back_from_its_document(policy: UniquePolicy) -> None:
     document = json.loads(json.dumps(policy.to_ojs()))
 
     assert UniquePolicy.from_ojs(document) == policy
+
+
+def spelled(unit_text: str) -> st.SearchStrategy[str]:
+    return st.just("") | st.integers(0, 99).map(lambda count: f"{count}{unit_text}")
+
+
+periods = st.builds(
+    lambda days, times: f"P{''.join(days)}" + (f"T{''.join(times)}" if any(times) else ""),
+    st.tuples(*map(spelled, "YMWD")),
+    st.tuples(spelled("H"), spelled("M"), spelled("S") | spelled(".50S")),
+).filter(lambda text: any(digit in text for digit in "123456789"))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Any document that is accepted, its fields and lists in any order, with any left out."""
+    keys = draw(st.lists(st.sampled_from(["type", "queue", "args", "meta"]), unique=True))
+    optional: dict[str, Any] = {
+        "period": st.none() | periods,
+        "states": st.lists(st.sampled_from(STATES), min_size=1, unique=True),
+        "on_conflict": st.sampled_from(["reject", "replace", "replace_except_schedule", "ignore"]),
+        "args_keys": st.none() | names if "args" in keys else st.none(),
+    }
+    if "meta" not in keys:
+        optional["meta_keys"] = st.none() | st.just([])
+    fields = draw(st.fixed_dictionaries({}, optional=optional))
+    given = {"keys": keys, **fields, **({"meta_keys": draw(names)} if "meta" in keys else {})}
+    return dict(draw(st.permutations(list(given.items()))))
+
+
+@given(documents())
+def test_a_document_comes_back_from_its_policy_word_for_word(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+
+    assert json.dumps(UniquePolicy.from_ojs(json.loads(text)).to_ojs()) == text
+
+
+@pytest.mark.parametrize(
+    "period",
+    ["PT60M", "P1W", "P7D", "P1Y2M3W4DT5H6M7.5S", "PT3600S", "PT1.50S", "P0DT1H", "PT01H"],
+)
+def test_a_period_comes_back_as_it_was_written(period: str) -> None:
+    document = {"keys": ["type"], "period": period}
+
+    assert UniquePolicy.from_ojs(document).to_ojs() == document
+
+
+@pytest.mark.parametrize("document", [{}, {"on_conflict": "ignore"}, {"period": "PT1H"}])
+@pytest.mark.filterwarnings("ignore:.* has no 'keys'")
+def test_what_a_document_leaves_to_the_specification_stays_left_out(
+    document: dict[str, Any],
+) -> None:
+    assert UniquePolicy.from_ojs(document).to_ojs() == document
+
+
+def test_a_document_with_tuples_comes_back_as_json_has_it() -> None:
+    policy = UniquePolicy.from_ojs({"keys": ("args", "type")})
+
+    assert policy.to_ojs() == {"keys": ["args", "type"]}
+
+
+def test_a_document_that_changes_later_changes_no_policy() -> None:
+    document = {"keys": ["args", "type"], "states": ["active", "available"]}
+    policy = UniquePolicy.from_ojs(document)
+
+    document["keys"].append("queue")
+    policy.to_ojs()["states"].append("completed")
+
+    assert policy.to_ojs() == {"keys": ["args", "type"], "states": ["active", "available"]}
+
+
+def test_a_field_that_is_replaced_is_in_the_document() -> None:
+    policy = UniquePolicy.from_ojs({"keys": ["args", "type"], "period": "PT60M"})
+
+    assert dataclasses.replace(policy, on_conflict="ignore").to_ojs() == {
+        "keys": ["type", "args"],
+        "period": "PT1H",
+        "states": list(LIVE),
+        "on_conflict": "ignore",
+    }
+    assert override(policy, {"unique_for": "PT2H"}).to_ojs()["period"] == "PT2H"  # type: ignore[union-attr]
+
+
+def test_two_spellings_are_one_policy() -> None:
+    one = UniquePolicy.from_ojs({"keys": ["args", "type"], "period": "PT60M"})
+    other = UniquePolicy.from_ojs({"keys": ["type", "args"], "period": "PT1H"})
+
+    assert one == other == UniquePolicy(period="PT1H", on_conflict="reject")
+    assert hash(one) == hash(other)
+    assert repr(one) == repr(other)
+    assert dataclasses.asdict(one) == dataclasses.asdict(other)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_copy_has_the_document_too(way: Any) -> None:
+    document = {"keys": ["args", "type"], "meta_keys": [], "period": "PT60M"}
+    policy = UniquePolicy.from_ojs(document)
+
+    assert way(policy) == policy
+    assert way(policy).to_ojs() == document
 
 
 @given(policies())
@@ -203,6 +317,11 @@ REFUSED = [
     ({"states": ["Active"]}, "states", "Did you mean 'active'?"),
     ({"states": ["active", "active"]}, "states", "'active' is repeated"),
     ({"on_conflict": "rerun"}, "on_conflict", "Use 'reject', 'replace'"),
+    (
+        {"on_conflict": "rerun"},
+        "on_conflict",
+        "has no 'rerun': give unique_on_conflict='rerun' beside unique=",
+    ),
     ({"on_conflict": "rejct"}, "on_conflict", "Did you mean 'reject'?"),
     ({"on_conflict": None}, "on_conflict", "Use 'reject', 'replace'"),
 ]

@@ -333,6 +333,19 @@ def test_a_name_near_to_none_lists_them_all() -> None:
     assert all(name in message for name in (*SETTINGS, *DEFAULT_SETTINGS))
 
 
+def test_a_name_that_several_begin_with_lists_those() -> None:
+    (message,) = warned(app_with(unique_default=60))
+
+    assert message == (
+        "unique_default is not a setting, and nothing reads it. Use "
+        "'unique_default_by', 'unique_default_on', 'unique_default_meta', 'unique_default_for', "
+        "'unique_default_states', 'unique_default_on_conflict', 'unique_default_key', "
+        "'unique_default_max_wait' or 'unique_default_identity_strategy'"
+    )
+    with pytest.raises(ConfigurationError, match=r"not a setting\. Use 'unique_default_by'"):
+        check_setting_names(["unique_default"])
+
+
 def test_settings_of_others_are_left_alone() -> None:
     assert warned(with_namespace(django_like(UNIQUE_VISITORS=1, UNIQUELY="x"))) == []
     assert warned(app_with(uniqueness=1, my_unique_id=2)) == []
