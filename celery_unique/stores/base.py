@@ -72,6 +72,7 @@ class Holder:
     created_at: int
     lease: int
     arguments: str = ""
+    eta: int = 0  # 0 for none; of a pending task, too, which is not shown as scheduled yet
 
 
 @value
@@ -304,4 +305,5 @@ class LockStore(Protocol):
 
 
 def holder_of(task_id: str, task: TaskEntry, now: int) -> Holder:
-    return Holder(task_id, task.shown_state(now), task.created_at, task.lease, task.arguments)
+    state = task.shown_state(now)
+    return Holder(task_id, state, task.created_at, task.lease, task.arguments, task.eta)
