@@ -297,8 +297,11 @@ class LockStore(Protocol):
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
 
-    def flush(self) -> None:
-        """Wait until every one-way act so far has been carried out (tests, shutdown)."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every one-way act so far has been carried out (shutdown, lookup, tests).
+
+        StoreUnavailable where they do not get on or, with a time-out, are not all over by then.
+        """
 
     def close(self) -> None:
         """Let go of connections. The store connects again when it is used again."""

@@ -260,8 +260,8 @@ class RedisStore(RedisFollowing):
     def diagnose(self) -> diagnosis.Diagnosis:
         return diagnosis.diagnosis_of(self._connections.exchange(diagnosis.QUESTIONS))
 
-    def flush(self) -> None:
-        self._one_way.flush()
+    def flush(self, timeout_s: float | None = None) -> None:
+        self._one_way.flush(timeout_s)
 
     def close(self) -> None:
         self._one_way.close()
