@@ -54,7 +54,7 @@ class UniqueTaskCoordinator(Asking):
         self.leases = leases
         #: Keys that were taken when they were last asked for, and probably still are: a message
         #: that is made for nothing costs more than waiting for the answer.
-        self._taken_lately = Remembered()
+        self._taken_lately: Remembered[None] = Remembered()
         #: Where a send_task of the user's own makes them, nothing waits for the store's answer.
         self._celery_makes_messages = True
 
@@ -202,27 +202,31 @@ class UniqueTaskCoordinator(Asking):
 
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
-        reports.unlocked(attempt.task_name, attempt.task_id, why)
+        self._say_unlocked(attempt, why)
         header = self.header(attempt, attempt.task_id, 0, "bypassed")
         result = send(attempt.task_id, header, None)
         self.remember(attempt.task_id, attempt.key)
         return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
 
+    def _say_unlocked(self, attempt: Attempt, why: str) -> None:
+        say = reports.unlocked_run if attempt.eager else reports.unlocked
+        say(attempt.task_name, attempt.task_id, why)
+
     # -- conflicts -----------------------------------------------------------
 
     def settle_conflict(self, attempt: Attempt, acquired: Acquired, send: Send) -> Published | None:
         """The answer to a call whose key is held, or None: ask again."""
-        self._taken_lately.remember(attempt.key)
+        self._taken_lately.remember(attempt.key, None)
         assert acquired.holder is not None
         holder = self._known_here(acquired.holder, acquired.now)
         if holder.arguments != attempt.arguments:
             raise IdempotencyKeyConflict(attempt.task_name, key=attempt.key)
         if acquired.outcome in ("joined", "ended"):
             return self._follow(attempt, acquired, holder)
-        if attempt.bypasses:
+        if attempt.bypasses(holder.task_id):
             # Somebody waits for this very id, so it may not be answered with another's.
-            why = f"task {holder.task_id} holds its key, but a canvas or callback needs its id"
-            reports.unlocked(attempt.task_name, attempt.task_id, why)
+            why = f"task {holder.task_id} holds its key, but somebody waits for this very call"
+            self._say_unlocked(attempt, why)
             result = send(attempt.task_id, None, None)
             return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
         # A duplicate may only name a task that is really published, or a publish that
