@@ -14,6 +14,14 @@ from .stores.record import letters, terminal_letters
 from .values import value
 
 
+def never(_holder_id: str) -> bool:
+    return False
+
+
+def always(_holder_id: str) -> bool:
+    return True
+
+
 @value
 class Attempt:
     """One call on its way to the broker, with its key."""
@@ -33,8 +41,10 @@ class Attempt:
     #: The call as text, to be kept with the lock: a duplicate then follows the holder under
     #: its own id, which somebody waits for (a canvas, a callback), instead of getting another's.
     join: str = ""
-    #: Carried out on the spot: a duplicate that somebody waits for is carried out as well.
-    bypasses: bool = False
+    #: Told who holds its key: whether the call is carried out all the same, without a lock.
+    bypasses: Callable[[str], bool] = never
+    #: Carried out on the spot, and not published.
+    eager: bool = False
     #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
     continues: bool = False
 

@@ -31,7 +31,7 @@ from .facts import CallFacts
 from .header import LockHeader
 from .leases import Leases
 from .settings import UniqueSettings
-from .stores.base import Acquired, Holder, LockStore
+from .stores.base import Acquired, Holder, LockStore, holder_of
 from .stores.record import State, letters, terminal_letters
 from .telling import Remembered
 
@@ -54,7 +54,7 @@ class UniqueTaskCoordinator(Asking):
         self.leases = leases
         #: Keys that were taken when they were last asked for, and probably still are: a message
         #: that is made for nothing costs more than waiting for the answer.
-        self._taken_lately = Remembered()
+        self._taken_lately: Remembered[None] = Remembered()
         #: Where a send_task of the user's own makes them, nothing waits for the store's answer.
         self._celery_makes_messages = True
 
@@ -202,36 +202,40 @@ class UniqueTaskCoordinator(Asking):
 
     def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> Published:
         """Publish although the lock is not certain, or surely not there."""
-        reports.unlocked(attempt.task_name, attempt.task_id, why)
+        self._say_unlocked(attempt, why)
         header = self.header(attempt, attempt.task_id, 0, "bypassed")
         result = send(attempt.task_id, header, None)
         self.remember(attempt.task_id, attempt.key)
         return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
 
+    def _say_unlocked(self, attempt: Attempt, why: str) -> None:
+        say = reports.unlocked_run if attempt.eager else reports.unlocked
+        say(attempt.task_name, attempt.task_id, why)
+
     # -- conflicts -----------------------------------------------------------
 
     def settle_conflict(self, attempt: Attempt, acquired: Acquired, send: Send) -> Published | None:
         """The answer to a call whose key is held, or None: ask again."""
-        self._taken_lately.remember(attempt.key)
-        holder = acquired.holder
-        assert holder is not None
+        self._taken_lately.remember(attempt.key, None)
+        assert acquired.holder is not None
+        holder = self._known_here(acquired.holder, acquired.now)
         if holder.arguments != attempt.arguments:
             raise IdempotencyKeyConflict(attempt.task_name, key=attempt.key)
         if acquired.outcome in ("joined", "ended"):
             return self._follow(attempt, acquired, holder)
-        if attempt.bypasses:
+        if attempt.bypasses(holder.task_id):
             # Somebody waits for this very id, so it may not be answered with another's.
-            why = f"task {holder.task_id} holds its key, but a canvas or callback needs its id"
-            reports.unlocked(attempt.task_name, attempt.task_id, why)
+            why = f"task {holder.task_id} holds its key, but somebody waits for this very call"
+            self._say_unlocked(attempt, why)
             result = send(attempt.task_id, None, None)
             return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
         # A duplicate may only name a task that is really published, or a publish that
         # then fails would take this call with it. A rejection promises nothing.
         if acquired.outcome == "duplicate":
-            if not self._surely_published(attempt, holder, send):
+            published = self._surely_published(attempt, holder, acquired.now, send)
+            if published is None:
                 return None
-            if holder.state is State.PENDING:
-                holder = replace(holder, state=State.AVAILABLE)
+            holder = published
         self._report_conflict(attempt, holder, acquired.now)
         conflict = conflicts.Conflict(
             attempt.task_name,
@@ -261,28 +265,45 @@ class UniqueTaskCoordinator(Asking):
         ended = acquired.outcome == "ended"
         return Published(attempt.task_id, facts, follows=holder.task_id, ended=ended)
 
-    def _surely_published(self, attempt: Attempt, holder: Holder, send: Send) -> bool:
-        if holder.state is not State.PENDING or holder.task_id in self._published_here:
-            return True
+    def _known_here(self, holder: Holder, now: int) -> Holder:
+        """The holder as this process knows it: the store may not have heard of its own publish."""
+        if holder.state is State.PENDING and holder.task_id in self._published_here:
+            return _published(holder, now)
+        return holder
+
+    def _surely_published(
+        self, attempt: Attempt, holder: Holder, now: int, send: Send
+    ) -> Holder | None:
+        """The holder as it is once its message is surely out, or None: ask again."""
+        if holder.state is not State.PENDING:
+            return holder
         try:
-            return self._wait_or_help(attempt, holder.task_id, send)
+            return self._wait_or_help(attempt, holder, now, send)
         except StoreUnavailable as error:
             self.say_store_error("help", error, attempt)
-            return False
+            return None
 
-    def _wait_or_help(self, attempt: Attempt, holder_id: str, send: Send) -> bool:
+    def _wait_or_help(
+        self, attempt: Attempt, holder: Holder, now: int, send: Send
+    ) -> Holder | None:
         for pause in LOOK_AGAIN_AFTER_S:
             time.sleep(pause)
-            record, _ = self.store.read(attempt.key)
-            task = record.tasks.get(holder_id)
+            record, now = self.store.read(attempt.key)
+            task = record.tasks.get(holder.task_id)
             if task is None:
-                return False
+                return None
             if task.state != "p":
-                return True
-        verdict = self.store.help(attempt.key, holder_id)
+                return holder_of(holder.task_id, task, now)
+        verdict = self.store.help(attempt.key, holder.task_id)
         if verdict == "go":
             # The own message under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
-            send(holder_id, self.header(attempt, holder_id), None)
-            self.confirm(attempt, holder_id)
-        return verdict != "again"
+            send(holder.task_id, self.header(attempt, holder.task_id), None)
+            self.confirm(attempt, holder.task_id)
+        return None if verdict == "again" else _published(holder, now)
+
+
+def _published(holder: Holder, now: int) -> Holder:
+    """A pending holder, shown as what it is now that its message is out."""
+    waits = State.SCHEDULED if holder.eta > now else State.AVAILABLE
+    return replace(holder, state=waits)

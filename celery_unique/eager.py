@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from celery import states
+from celery import Task, group, states
+from celery.canvas import _chain, _chord
+from celery.result import EagerResult
+from celery.utils import uuid
 
+from . import reports
 from .attempts import Attempt
+from .continuations import continues, fail_link
+from .exceptions import CeleryUniqueError
+from .facts import CallFacts
+from .going_on import current_request
 from .header import LockHeader
 from .identities import check_key, policy_for
 from .options import take_call_options
-from .outgoing import CANVAS
+from .outgoing import CANVAS, FOLLOWING, fails_under_its_id
 from .publish import policy_of, prepare
 from .results import UniqueEagerResult, eager_result, with_facts
 from .runtime import Runtime
-from .stores.record import State
+from .stores.record import LETTER_OF, State
+from .telling import Remembered
 
 #: The parameters of ``Task.apply`` after the first two, for callers that give them by position.
 _PARAMETERS = (
@@ -36,8 +46,14 @@ _END_OF_STATE = {states.SUCCESS: State.COMPLETED, states.IGNORED: State.CANCELLE
 
 Apply = Callable[..., Any]
 
-#: Ids that run under a lock in this process right now.
-_running: set[str] = set()
+#: Ids that were called with a key and run in this process right now, and that key.
+_running: dict[str, str] = {}
+
+#: What ended in this process and still holds its key, by id: a duplicate has the same outcome.
+_ended: Remembered[EagerResult] = Remembered()
+
+#: Celery's eager canvases. They call their members as anybody calls ``apply``.
+_CANVASES = (_chain.apply.__code__, group.apply.__code__, _chord.apply.__code__)
 
 
 def around_apply(runtime: Runtime, task: Any, original: Apply) -> Apply:
@@ -46,10 +62,10 @@ def around_apply(runtime: Runtime, task: Any, original: Apply) -> Apply:
     def apply(args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         options.update(zip(_PARAMETERS, positional, strict=False))
         ours = take_call_options(options)
-        if options.get("task_id") in _running:  # a retry, under the lock of the first attempt
+        if options.get("task_id") in _running:  # a retry: it goes on as the first attempt began
             return eager_result(original(args, kwargs, **options))
         if runtime.settings.eager:
-            return _locked(runtime, task, original, args, kwargs, ours, options)
+            return _call(runtime, task, original, args, kwargs, ours, options)
         # Wrong options are errors in eager test suites too, or they would hide them.
         policy_for(policy_of(runtime, task.name, task, ours)[0], task.name, ours)
         check_key(task.name, ours)
@@ -58,7 +74,7 @@ def around_apply(runtime: Runtime, task: Any, original: Apply) -> Apply:
     return apply
 
 
-def _locked(
+def _call(
     runtime: Runtime,
     task: Any,
     original: Apply,
@@ -67,32 +83,89 @@ def _locked(
     ours: Mapping[str, Any],
     options: dict[str, Any],
 ) -> UniqueEagerResult:
-    attempt = prepare(runtime, task.name, task, args, kwargs, ours, options)
-    if attempt is None:
-        return eager_result(original(args, kwargs, **options))
-    attempt = replace(attempt, bypasses=_is_waited_for(runtime, attempt, options))
     run = partial(original, args, kwargs)
-    published = runtime.coordinator.publish(attempt, partial(_run, runtime, task, run, options))
+    try:
+        attempt = prepare(runtime, task.name, task, args, kwargs, ours, options)
+        if attempt is None:
+            return eager_result(run(**options))
+        return _locked(runtime, task, attempt, run, options)
+    except CeleryUniqueError as error:
+        # Of a callback it would be the error of the task which has just succeeded, and of a
+        # member of a group that of all its members.
+        goes_on = continues(current_request(runtime))
+        if not goes_on and not fails_under_its_id(error, options):
+            raise
+        options = {**options, "task_id": options.get("task_id") or uuid(), "ignore_result": True}
+        fail_link(runtime.app, task.name, options, error)
+        return UniqueEagerResult(options["task_id"], error, states.FAILURE, None, task.name)
+
+
+def _locked(
+    runtime: Runtime, task: Any, attempt: Attempt, run: Apply, options: dict[str, Any]
+) -> UniqueEagerResult:
+    send = partial(_run, runtime, task, attempt.key, run, options)
+    if attempt.parent_id and _running.get(attempt.parent_id) == attempt.key:
+        # Its own successor, which cannot wait here: what it would come after waits for it.
+        reports.unlocked_run(task.name, attempt.task_id, "it is called by the task it comes after")
+        result = send(attempt.task_id, None, None)
+        return _told(result, CallFacts("bypassed", False, attempt.key))
+    in_canvas = attempt.policy.on_conflict in FOLLOWING and _is_in_canvas(options)
+    waited_for = _is_waited_for(attempt, options)
+
+    def bypasses(holder_id: str) -> bool:
+        """A duplicate that somebody waits for is carried out: there is nobody to follow."""
+        return waited_for or (in_canvas and holder_id not in _ended)
+
+    attempt = replace(attempt, bypasses=bypasses, eager=True)
+    published = runtime.coordinator.publish(attempt, send)
     result = published.result
-    if result is None:  # the holder's: what it returned is not known here
-        result = UniqueEagerResult(published.task_id, None, states.PENDING, None, task.name)
-    return with_facts(eager_result(result), published.facts)  # type: ignore[no-any-return]
+    if result is None:
+        result = _outcome_of(published.task_id, task.name)
+    return _told(result, published.facts)
 
 
-def _is_waited_for(runtime: Runtime, attempt: Attempt, options: Mapping[str, Any]) -> bool:
-    """Whether a duplicate is carried out all the same: there is nobody whom it could follow."""
-    if any(options.get(name) for name in CANVAS):
-        return True
+def _told(result: Any, facts: CallFacts) -> UniqueEagerResult:
+    return with_facts(eager_result(result), facts)  # type: ignore[no-any-return]
+
+
+def _outcome_of(holder_id: str, task_name: str) -> UniqueEagerResult:
+    """The holder's, where it is known: not while it runs, nor where it ended elsewhere."""
+    ended = _ended.get(holder_id)
+    if ended is None:
+        return UniqueEagerResult(holder_id, None, states.PENDING, None, task_name)
+    return UniqueEagerResult(*ended.__reduce_args__())
+
+
+def _is_waited_for(attempt: Attempt, options: Mapping[str, Any]) -> bool:
+    """Whether somebody waits for the call's own callbacks, or for its very id."""
     # Whoever asks for an error knows that the callbacks will not fire.
     rejects = attempt.policy.on_conflict == "reject"
     if not rejects and (options.get("link") or options.get("link_error")):
         return True
-    return attempt.parent_id is not None and options.get("task_id") is not None
+    # The caller's own id, for its retry or for what it is replaced by.
+    return attempt.parent_id is not None and options.get("task_id") == attempt.parent_id
+
+
+def _is_in_canvas(options: Mapping[str, Any]) -> bool:
+    """Whether a chain, group or chord makes this call: it goes on with what the call returns.
+
+    Celery tells that only to members of groups: of the others only the stack knows.
+    """
+    if any(options.get(name) for name in CANVAS):
+        return True
+    frame = sys._getframe(1)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code in _CANVASES:
+            return True
+        if frame.f_code is Task.apply.__code__:  # of the task in whose body the call is made
+            return False
+    return False
 
 
 def _run(
     runtime: Runtime,
     task: Any,
+    key: str,
     run: Apply,
     options: Mapping[str, Any],
     task_id: str,
@@ -100,18 +173,29 @@ def _run(
     _delay: int | None,
 ) -> Any:
     """In place of a publish: start, run and finish under the lock that was just taken."""
-    options = {**options, "task_id": task_id}
-    if header is None:
-        return run(**options)
+    run = partial(run, **{**options, "task_id": task_id})
+    _running[task_id] = key
+    try:
+        return run() if header is None else _run_held(runtime, task, run, header)
+    finally:
+        _running.pop(task_id, None)
+
+
+def _run_held(runtime: Runtime, task: Any, run: Apply, header: LockHeader) -> Any:
+    task_id = header.task_id
     delivery = f"{socket.gethostname()}/{os.getpid()}/eager/{task_id}"
     header = replace(header, delivery=delivery)
     runtime.holding.start(header, task.name, delivery, acks_late=False)
     end = State.DISCARDED
-    _running.add(task_id)
+    result = None
     try:
-        result = run(**options)
+        result = run()
         end = _END_OF_STATE.get(result.state, State.DISCARDED)
         return result
+    except Exception as error:
+        result = EagerResult(task_id, error, states.FAILURE, None, task.name)
+        raise
     finally:
-        _running.discard(task_id)
+        if LETTER_OF[end] in header.keep and result is not None:
+            _ended.remember(task_id, result)
         runtime.holding.finish(header, task.name, end)

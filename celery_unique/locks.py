@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from celery import current_app
 
 from . import reports
 from .calls import Call
-from .exceptions import InvalidPolicy, UniqueKeyError
+from .exceptions import InvalidPolicy, StoreUnavailable, UniqueKeyError
 from .identities import with_key
 from .keys import canonical_text, idempotency_identity, identity, key_of
 from .messages import shown, suggestion
@@ -55,7 +56,18 @@ def lookup(
     """
     runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
     record, now = runtime.store.read(key)
+    if _is_behind(runtime, key, record):
+        with suppress(StoreUnavailable):  # then it is shown as it was found
+            runtime.store.flush(runtime.settings.store_timeout.total_seconds())
+            record, now = runtime.store.read(key)
     return lock_of(key, record, now)
+
+
+def _is_behind(runtime: Runtime, key: str, record: Record) -> bool:
+    """Whether the store may have yet to hear that a call of this process was published: it is
+    told one way."""
+    published = runtime.coordinator.key_of_published
+    return any(task.state == "p" and published(i) == key for i, task in record.tasks.items())
 
 
 def release(

@@ -29,7 +29,7 @@ from .values import value
 CANVAS = ("chord", "group_id", "chain")
 
 #: How a duplicate may follow: under the others it is an error, or takes the holder's place.
-_FOLLOWING = ("ignore", "rerun")
+FOLLOWING = ("ignore", "rerun")
 
 #: Where calls are collected instead of sent, to be sent together, each with its result.
 collected: ContextVar[list[tuple[Outgoing, Any]] | None] = ContextVar("collected", default=None)
@@ -181,7 +181,7 @@ def may_follow(runtime: Runtime, outgoing: Outgoing) -> Outgoing:
         lease_ms=attempt.lease_ms,
     )
     # A caller who may not learn who holds a key may not get its result either.
-    joins = attempt.policy.on_conflict in _FOLLOWING and not runtime.settings.conceal_holder
+    joins = attempt.policy.on_conflict in FOLLOWING and not runtime.settings.conceal_holder
     join = follower.dumps() if joins else ""
     attempt = replace(attempt, join=join)
     return replace(outgoing, attempt=attempt, follower=follower, has_own_life=own_life)

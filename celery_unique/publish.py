@@ -9,7 +9,7 @@ from typing import Any
 import celery
 from celery.utils import uuid
 
-from .attempts import Attempt
+from .attempts import Attempt, always, never
 from .calls import Call
 from .continuations import continues, fail_link
 from .exceptions import CeleryUniqueError, InvalidPolicy
@@ -191,7 +191,9 @@ def _attempt(
         keep_ms=identity.keep_ms,
         parent_id=request.id if request is not None else None,
         # The retry of a task that runs without a lock: it goes on as it began.
-        bypasses=request is not None and request.id == explicit_id and "retries" in options,
+        bypasses=always
+        if request is not None and request.id == explicit_id and "retries" in options
+        else never,
         continues=goes_on,
     )
 

@@ -111,6 +111,17 @@ def unlocked(task_name: str, task_id: str, why: str) -> None:
     )
 
 
+def unlocked_run(task_name: str, task_id: str, why: str) -> None:
+    """As ``unlocked``, of an eager call."""
+    logger.warning(
+        "%s[%s] runs without a lock: %s",
+        task_name,
+        task_id,
+        why,
+        extra=facts(task_name, task_id, "bypassed", reason=why),
+    )
+
+
 def started(task_name: str, task_id: str, key: str) -> None:
     logger.debug(
         "%s[%s] starts and holds its key %s",

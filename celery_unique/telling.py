@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from . import reports
 from .attempts import Attempt, confirmed_of
@@ -17,11 +17,13 @@ from .stores.base import Acquired, LockStore
 #: still be on the way, and a sequence of calls must not wait for its own.
 REMEMBERED = 512
 
+Kept = TypeVar("Kept")
 
-class Remembered(OrderedDict[str, str]):
+
+class Remembered(OrderedDict[str, Kept]):
     """The newest entries, as many as are worth it."""
 
-    def remember(self, name: str, value: str = "") -> None:
+    def remember(self, name: str, value: Kept) -> None:
         self[name] = value
         while len(self) > REMEMBERED:
             try:
@@ -37,7 +39,7 @@ class Telling:
         self.app = app
         self.store = store
         self.later = Later()
-        self._published_here = Remembered()  # id -> key
+        self._published_here: Remembered[str] = Remembered()  # id -> key
 
     def confirm(self, attempt: Attempt, task_id: str) -> None:
         # After the publish, never before: a confirmed lock without a message would

@@ -31,9 +31,14 @@ def stats_command(ctx: click.Context, /, as_json: bool) -> None:
         show_counts(command.screen, counts)
         command.screen.line()
         command.screen.line(
-            f"{counts.keys} keys, {counts.total.locks} locks, {counts.marks} marks of ended or "
-            f"superseded tasks, {counts.total.duplicates} calls absorbed"
+            f"{_number(counts.keys, 'key')}, {_number(counts.total.locks, 'lock')}, "
+            f"{_number(counts.marks, 'mark')} of ended or "
+            f"superseded tasks, {_number(counts.total.duplicates, 'call')} absorbed"
         )
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def show_counts(screen: Screen, counts: Counts) -> None:

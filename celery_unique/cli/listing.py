@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from celery_unique.operations.selecting import HeldLock, select
+from celery_unique.operations.selecting import RELEASED, HeldLock, select
 
 from .options import asked, json_option, selection_of, selection_options
 from .screen import Screen, Table, age, short_key
@@ -29,7 +29,8 @@ def list_command(ctx: click.Context, /, limit: int | None, as_json: bool, **give
 
     Rows come as the store is walked, in no order, and one for each task: a key can have
     several. AGE is the time since the call, ABSORBED the number of duplicates. A shortened key and
-    an id both do for show and why. With --json every line is one lock, with its whole key.
+    an id both do for show, why and release. What was released by hand holds nothing and is listed
+    with --state released. With --json every line is one lock, with its whole key.
 
     \b
     celery -A shop unique list
@@ -40,7 +41,10 @@ def list_command(ctx: click.Context, /, limit: int | None, as_json: bool, **give
     command = asked(ctx, as_json)
     table = LockTable(command.screen)
     count = 0
-    for lock in select(command.runtime, selection_of(command.runtime, given)):
+    selection = selection_of(command.runtime, given)
+    for lock in select(command.runtime, selection):
+        if lock.state == RELEASED and RELEASED not in selection.states:
+            continue  # it holds nothing
         if as_json:
             command.screen.json(lock.as_document())
         else:

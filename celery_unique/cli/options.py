@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +18,7 @@ from celery_unique.locks import key_of_call, key_of_idempotency_key
 from celery_unique.operations.selecting import (
     STATE_NAMES,
     Selection,
+    find,
     installed_runtime,
     is_key,
     states_named,
@@ -146,6 +148,30 @@ def call_options(function: Function) -> Function:
     return function
 
 
+def what_options(function: Function) -> Function:
+    """What is meant, as a word of its own or by an option."""
+    for option in reversed(
+        (
+            click.argument("what", required=False),
+            click.option("--task", metavar="NAME", help="The same as WHAT: the name of a task."),
+            click.option("--task-id", metavar="ID", help="The same as WHAT: the id of a task."),
+            click.option(
+                "--key", metavar="KEY", help="The same as WHAT: a key, whole or as list shows it."
+            ),
+        )
+    ):
+        function = option(function)
+    return call_options(function)
+
+
+def what_of(what: str | None, given: dict[str, Any]) -> str | None:
+    """What the options of ``what_options`` name."""
+    named = [each for each in (what, given["task"], given["task_id"], given["key"]) if each]
+    if len(named) > 1:
+        raise click.UsageError("WHAT, --task, --task-id and --key mean the same: give one of them.")
+    return named[0] if named else None
+
+
 def selection_options(function: Function) -> Function:
     """Which locks are meant."""
     function = call_options(function)
@@ -205,6 +231,32 @@ def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
         worker=given["worker"],
         key=key,
     )
+
+
+def with_what(runtime: Runtime, what: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``selection_options`` with what a word of its own names among them."""
+    if what is None:
+        return given
+    option = "task" if what in runtime.app.tasks else "key" if is_key(what) else None
+    if option is not None:
+        return _with(given, option, what)
+    found = list(islice(find(runtime, what), 2))
+    if len(found) > 1:
+        raise click.UsageError(
+            f"{printable(what)} means more than one key: give more of it, or the whole key."
+        )
+    for key, record, _ in found:
+        if what not in record.tasks and what not in record.marks:
+            return _with(given, "key", key)
+    return _with(given, "task_id", what)
+
+
+def _with(given: dict[str, Any], option: str, value: str) -> dict[str, Any]:
+    if given[option] is not None:
+        raise click.UsageError(
+            f"{printable(value)} and --{option.replace('_', '-')} mean the same: give one of them."
+        )
+    return {**given, option: value}
 
 
 def idempotency_key_of(given: dict[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from celery_unique.runtime import Runtime
 
 from . import FOUND_NOTHING
 from .counting import show_counts
-from .options import asked, json_option, selection_of, selection_options
+from .options import asked, json_option, selection_of, selection_options, with_what
 from .screen import Screen
 
 #: Told at every so many where there is no terminal for a bar.
@@ -31,6 +31,7 @@ WARNING = (
 
 
 @click.command("release", short_help="Free keys; does not stop their tasks.")
+@click.argument("what", required=False)
 @selection_options
 @click.option(
     "--lost",
@@ -52,6 +53,7 @@ WARNING = (
 def release_command(
     ctx: click.Context,
     /,
+    what: str | None,
     lost: bool,
     timeout: float,
     everything: bool,
@@ -62,6 +64,8 @@ def release_command(
 ) -> None:
     """Free the keys of the locks that the options select.
 
+    WHAT is as for show: a key, whole or as list shows it, the id of a task, or its name.
+
     This is the step after 'celery purge', which takes messages away and leaves their locks. It
     does not stop the tasks: one that still waits or runs goes on, and the next call may run
     beside it. Asks first, unless told --yes. Exits with 1 if nothing was released.
@@ -70,11 +74,12 @@ def release_command(
     celery -A shop purge && celery -A shop unique release --lost
     celery -A shop unique release --task 'shop.*' --state waiting --older-than PT6H
     celery -A shop unique release --task shop.rebuild_index --args '[7]' --yes
+    celery -A shop unique release 1:3f6c2a9d01be
     celery -A shop unique release --task-id 7c9e6679-7425-40de-944b-e07fc1f90ae7
     """
     command = asked(ctx, as_json)
     screen, runtime = command.screen, command.runtime
-    selection = selection_of(runtime, given)
+    selection = selection_of(runtime, with_what(runtime, what, given))
     lost_within_s = timeout if lost else None
     if selection.is_empty() and not everything and not lost:
         raise click.UsageError("Say which locks are meant, or --all.")

@@ -23,7 +23,15 @@ from celery_unique.operations.selecting import HeldLock, find
 from celery_unique.runtime import Runtime
 
 from . import FOUND_NOTHING
-from .options import Asked, asked, call_options, idempotency_key_of, json_option, program
+from .options import (
+    Asked,
+    asked,
+    idempotency_key_of,
+    json_option,
+    program,
+    what_of,
+    what_options,
+)
 from .screen import Screen, age, moment, printable
 
 #: A shortened key of few digits may mean many.
@@ -31,8 +39,7 @@ MOST = 20
 
 
 @click.command("show", short_help="Show everything recorded under a key.")
-@click.argument("what", required=False)
-@call_options
+@what_options
 @json_option
 @click.pass_context
 def show_command(ctx: click.Context, /, what: str | None, as_json: bool, **given: Any) -> None:
@@ -47,6 +54,7 @@ def show_command(ctx: click.Context, /, what: str | None, as_json: bool, **given
     celery -A shop unique show shop.rebuild_index --args '[7]'
     """
     command = asked(ctx, as_json)
+    what = what_of(what, given)
     found = False
     for explanation in _explanations(command.runtime, what, given):
         if not explanation.locks and not explanation.marks:
@@ -60,8 +68,7 @@ def show_command(ctx: click.Context, /, what: str | None, as_json: bool, **given
 
 
 @click.command("why", short_help="Explain why a call was dropped.")
-@click.argument("what", required=False)
-@call_options
+@what_options
 @json_option
 @click.pass_context
 def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given: Any) -> None:
@@ -78,6 +85,7 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
     celery -A shop unique why 1:3f6c2a9d01be
     """
     command = asked(ctx, as_json)
+    what = what_of(what, given)
     found = held = False
     for explanation in _explanations(command.runtime, what, given):
         found = True

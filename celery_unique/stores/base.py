@@ -72,6 +72,7 @@ class Holder:
     created_at: int
     lease: int
     arguments: str = ""
+    eta: int = 0  # 0 for none; of a pending task, too, which is not shown as scheduled yet
 
 
 @value
@@ -296,12 +297,16 @@ class LockStore(Protocol):
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
 
-    def flush(self) -> None:
-        """Wait until every one-way act so far has been carried out (tests, shutdown)."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every one-way act so far has been carried out (shutdown, lookup, tests).
+
+        StoreUnavailable where they do not get on or, with a time-out, are not all over by then.
+        """
 
     def close(self) -> None:
         """Let go of connections. The store connects again when it is used again."""
 
 
 def holder_of(task_id: str, task: TaskEntry, now: int) -> Holder:
-    return Holder(task_id, task.shown_state(now), task.created_at, task.lease, task.arguments)
+    state = task.shown_state(now)
+    return Holder(task_id, state, task.created_at, task.lease, task.arguments, task.eta)

@@ -106,7 +106,7 @@ class MemoryStore(RecordedStore):
     def diagnose(self) -> Diagnosis:
         return Diagnosis("process", {"server": "this process"})
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Nothing is one way here."""
 
     def close(self) -> None:

@@ -53,18 +53,23 @@ class OneWay:
                 return
         _carry_out(act)
 
-    def flush(self) -> None:
-        """Wait for every act put so far; StoreUnavailable when they do not get on."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait for every act put so far; StoreUnavailable when they do not get on.
+
+        Or, with a time-out, when they are not over by then: many that get on take long, too.
+        """
+        if timeout_s is not None:
+            left = self.drain(timeout_s)
+            if left:
+                raise _not_carried_out(left, timeout_s)
+            return
         with self._changed:
             goal = self._put
             while self._over < goal:
                 over = self._over
                 # An act that fails takes the whole time-out: twice that is no progress.
                 if not self._changed.wait_for(self._moved_on_from(over), 2 * self._timeout_s):
-                    raise StoreUnavailable(
-                        f"{goal - self._over} one-way acts on the lock store were not carried out "
-                        f"within {2 * self._timeout_s:g} s"
-                    )
+                    raise _not_carried_out(goal - self._over, 2 * self._timeout_s)
 
     def drain(self, timeout_s: float) -> int:
         """Wait at most so long for every act put so far: how many are left."""
@@ -108,6 +113,12 @@ class OneWay:
             with self._changed:
                 self._over += 1
                 self._changed.notify_all()
+
+
+def _not_carried_out(left: int, within_s: float) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{left} one-way acts on the lock store were not carried out within {within_s:g} s"
+    )
 
 
 def _carry_out(act: Act) -> None:

@@ -66,7 +66,8 @@ def around_body(runtime: Runtime, task: Any, original: Body) -> Body:
         if request is None or _is_inner_call(request):
             return original(*args, **kwargs)
         request.unique_in_body = True
-        header = LockHeader.from_message(getattr(request, HEADER, None))
+        found = None if request.is_eager else getattr(request, HEADER, None)
+        header = LockHeader.from_message(found)
         try:
             if header is None or header.task_id != request.id or not header.delivery:
                 return original(*args, **kwargs)
@@ -79,7 +80,7 @@ def around_body(runtime: Runtime, task: Any, original: Body) -> Body:
 
 def _is_inner_call(request: Any) -> bool:
     """A body that calls itself or another task directly takes no lock and frees none."""
-    return request.called_directly or request.is_eager or "unique_in_body" in request.__dict__
+    return request.called_directly or "unique_in_body" in request.__dict__
 
 
 def _run(

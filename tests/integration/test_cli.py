@@ -15,6 +15,7 @@ from celery import Celery
 from celery_unique import lookup
 from celery_unique.cli import main, unique
 from celery_unique.runtime import runtime_of
+from celery_unique.stores.base import Claim
 from tests.integration.apps import advance, flush, make_app, plain_app
 
 Run = Callable[..., "Ran"]
@@ -137,6 +138,19 @@ def test_stats_count_tasks_states_and_absorbed_calls(shop: Celery, run: Run) -> 
     assert (told["keys"], told["locks"], told["duplicates"]) == (2, 2, 2)
     assert told["states"] == {"available": 2}
     assert told["tasks"]["shop.rebuild"]["duplicates"] == 2
+
+
+def test_stats_of_one_have_no_plural(local_app: Celery, run: Run) -> None:
+    @local_app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int) -> None: ...
+
+    rebuild.delay(1)
+    rebuild.delay(1)
+
+    ran = run(local_app, "stats")
+
+    said = "1 key, 1 lock, 0 marks of ended or superseded tasks, 1 call absorbed"
+    assert ran.out.splitlines()[-1] == said
 
 
 # -- show, why -----------------------------------------------------------------------------------
@@ -265,7 +279,9 @@ def test_release_of_all(shop: Celery, run: Run) -> None:
     ran = run(shop, "release", "--all", "--yes")
 
     assert "Released 3 locks." in ran.out
-    assert run(shop, "list", "--json").json() != []  # the tasks are there, and block nobody
+    assert run(shop, "list", "--json").json() == []
+    released = run(shop, "list", "--state", "released", "--json").json()
+    assert len(released) == 3  # the tasks are there, and block nobody
     assert run(shop, "release", "--all", "--yes").code == 1
     assert lookup("shop.rebuild", (0,), app=shop) is None
 
@@ -278,11 +294,69 @@ def test_a_released_lock_is_told_as_such(local_app: Celery, run: Run) -> None:
     flush(local_app)
     run(local_app, "release", "--all", "--yes")
 
-    assert [row["state"] for row in run(local_app, "list", "--json").json()] == ["released"]
+    assert run(local_app, "list", "--json").json() == []
+    asked_for = run(local_app, "list", "--state", "released", "--state", "live", "--json")
+    assert [row["state"] for row in asked_for.json()] == ["released"]
     why = run(local_app, "why", "shop.rebuild", "--args", "[1]")
     assert why.code == 1
     assert "A call now is published: its key is free." in why.out
     assert "released by hand" in why.out
+
+
+# -- a word of its own, or an option -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda result: [result.unique_key],
+        lambda result: [result.unique_key[:14]],
+        lambda result: [result.id],
+        lambda result: ["--key", result.unique_key],
+        lambda result: ["--task-id", result.id],
+        lambda result: ["shop.rebuild", "--args", "[1]"],
+        lambda result: ["--task", "shop.rebuild", "--args", "[1]"],
+    ],
+    ids=["key", "short key", "id", "--key", "--task-id", "call", "--task"],
+)
+def test_show_why_and_release_take_the_same_names(
+    shop: Celery, run: Run, named: Callable[[Any], list[str]]
+) -> None:
+    result = shop.tasks["shop.rebuild"].delay(1)
+    shop.tasks["shop.rebuild"].delay(2)
+    flush(shop)
+
+    for command in ("show", "why"):
+        [told] = run(shop, command, "--json", *named(result)).json()
+        assert [task["task_id"] for task in told["tasks"]] == [result.id]
+    released = run(shop, "release", "--yes", *named(result))
+
+    assert "Released 1 lock." in released.out
+    assert lookup("shop.rebuild", (1,), app=shop) is None
+    assert lookup("shop.rebuild", (2,), app=shop) is not None
+
+
+def test_release_of_a_name_that_nothing_has_releases_nothing(shop: Celery, run: Run) -> None:
+    shop.tasks["shop.rebuild"].delay(1)
+    flush(shop)
+
+    for name in ("shop.rebuidl", "no-such-id", "1:00000000000000"):
+        ran = run(shop, "release", name, "--yes")
+
+        assert (ran.code, ran.out) == (1, "")
+        assert "No lock matches." in ran.err
+
+
+def test_release_of_a_part_of_several_keys_releases_nothing(shop: Celery, run: Run) -> None:
+    keys = ["1:" + "abcdef" + digit * 58 for digit in "01"]
+    for key in keys:
+        runtime_of(shop).store.acquire(key, Claim(f"id of {key}", "shop.rebuild", "pw", 60_000))
+
+    ran = run(shop, "release", "1:abcdef", "--yes")
+
+    assert ran.code == 2
+    assert "means more than one key" in ran.err
+    assert "Released 1 lock." in run(shop, "release", "1:abcdef0", "--yes").out
 
 
 # -- wrong use -----------------------------------------------------------------------------------
@@ -306,6 +380,10 @@ def test_a_released_lock_is_told_as_such(local_app: Celery, run: Run) -> None:
         (["why", "shop.rebuild", "--args", "[1, 2, 3]"], "it takes 2 positional arguments, not 3"),
         (["why", "shop.pay", "--idempotency-key", ""], "1 to 255 characters"),
         (["why", "shop.pay", "--idempotency-key", "\udc80"], "idempotency_key"),
+        (["why", "shop.pay", "--task-id", "x"], "give one of them"),
+        (["show", "--key", "1:00", "--task-id", "x"], "give one of them"),
+        (["release", "shop.pay", "--task", "shop.pay"], "give one of them"),
+        (["release", "x", "--task-id", "x"], "give one of them"),
         (["release"], "--all"),
         (["nonsense"], "No such command"),
     ],

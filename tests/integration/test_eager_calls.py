@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.result import allow_join_result
 
 import celery_unique
 from celery_unique import (
@@ -15,6 +17,7 @@ from celery_unique import (
     IdempotencyKeyRequired,
     InvalidPolicy,
     UniqueEagerResult,
+    eager,
     lookup,
 )
 from tests.integration.apps import locks, make_app, messages
@@ -227,6 +230,254 @@ def test_with_unique_eager_a_canvas_still_runs_every_member(locking_app: Celery)
 
     assert group(rebuild.s(7), rebuild.s(7))().get() == [7, 7]
     assert chain(rebuild.s(7), rebuild.s())().get() == 7
+
+
+# -- with locks, inside a body ----------------------------------------------------------------
+
+
+@pytest.fixture
+def digest(locking_app: Celery) -> Any:
+    """Counts how often it has run: ``digest.runs``."""
+
+    @locking_app.task(name="digest", unique=True, unique_states="window", unique_for=60)
+    def digest(user: int) -> str:
+        digest.runs += 1
+        return f"sent to {user}"
+
+    digest.runs = 0
+
+    @locking_app.task(name="echo")
+    def echo(value: Any) -> Any:
+        return value
+
+    return digest
+
+
+def inside(app: Celery, body: Any) -> Any:
+    """What ``body`` returns when a task runs it."""
+    seen = []
+
+    @app.task(name="outer")
+    def outer() -> None:
+        seen.append(body())
+
+    outer.delay()
+    return seen[0]
+
+
+def forget_what_ended() -> None:
+    """As if it had ended in another process."""
+    eager._ended.clear()
+
+
+def test_with_unique_eager_calls_from_a_body_are_unique(locking_app: Celery, digest: Any) -> None:
+    def calls() -> Any:
+        first, again = digest.delay(7), digest.delay(7)
+        with pytest.raises(DuplicateTask) as rejected:
+            digest.apply_async((7,), unique_on_conflict="reject")
+        return first, again, rejected.value
+
+    first, again, rejected = inside(locking_app, calls)
+
+    assert (first.outcome, again.outcome) == ("created", "deduplicated")
+    assert (again.id, rejected.task_id, rejected.state) == (first.id, first.id, "completed")
+    assert digest.runs == 1
+
+
+def test_with_unique_eager_a_task_that_is_called_back_while_it_runs_is_a_duplicate(
+    locking_app: Celery,
+) -> None:
+    seen = []
+
+    @locking_app.task(name="ping", unique=True)
+    def ping() -> None:
+        locking_app.tasks["pong"].delay()
+
+    @locking_app.task(name="pong")
+    def pong() -> None:
+        seen.append(ping.delay())
+
+    first = ping.delay()
+
+    assert [(each.id, each.outcome, each.holder_state) for each in seen] == [
+        (first.id, "deduplicated", "active")
+    ]
+    assert (seen[0].state, seen[0].get()) == ("PENDING", None)  # nobody knows it yet
+
+
+def test_with_unique_eager_a_task_that_replaces_itself_goes_on_under_its_id(
+    locking_app: Celery, digest: Any
+) -> None:
+    @locking_app.task(name="hand_over", bind=True)
+    def hand_over(self: Any) -> Any:
+        return self.replace(digest.si(7))
+
+    digest.delay(7)
+
+    assert hand_over.apply().get() == "sent to 7"
+    assert digest.runs == 2
+
+
+def test_with_unique_eager_a_retry_of_a_call_that_ran_without_a_lock_runs_too(
+    locking_app: Celery,
+) -> None:
+    attempts = []
+
+    @locking_app.task(name="flaky", unique=True, unique_states="window", max_retries=2, bind=True)
+    def flaky(self: Any) -> int:
+        attempts.append(self.request.id)
+        if len(attempts) == 2:
+            raise self.retry(countdown=0)
+        return len(attempts)
+
+    flaky.delay()
+    again = flaky.apply_async(link=[flaky.si()])
+
+    assert again.outcome == "bypassed"
+    assert again.get() == 3
+
+
+def test_with_unique_eager_a_rejected_callback_does_not_fail_what_it_follows(
+    locking_app: Celery, digest: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest.delay(7)
+    callback = digest.s().set(unique_on_conflict="reject")
+
+    result = locking_app.tasks["echo"].apply_async((7,), link=callback)
+
+    assert (result.state, result.get()) == ("SUCCESS", 7)
+    assert digest.runs == 1
+    assert "fails: digest was not published" in caplog.text
+
+
+# -- with locks, the value of a duplicate -----------------------------------------------------
+
+
+def test_with_unique_eager_a_duplicate_has_the_outcome_of_the_task_that_ended(digest: Any) -> None:
+    first = digest.delay(7)
+
+    again, applied = digest.delay(7), digest.apply((7,))
+
+    for each in (again, applied):
+        assert (each.id, each.outcome) == (first.id, "deduplicated")
+        assert (each.state, each.get(), each.successful()) == ("SUCCESS", "sent to 7", True)
+    assert digest.runs == 1
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_with_unique_eager_a_duplicate_has_the_failure_of_the_task_that_ended(
+    locking_app: Celery, propagates: bool
+) -> None:
+    locking_app.conf.task_eager_propagates = propagates
+
+    @locking_app.task(name="fail", unique=True, unique_states="window", unique_for=60)
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        fail.delay()
+
+    again = fail.delay()
+
+    assert (again.outcome, again.state) == ("deduplicated", "FAILURE")
+    with pytest.raises(ZeroDivisionError):
+        again.get()
+
+
+def test_with_unique_eager_the_outcome_of_a_task_that_ended_elsewhere_is_not_known(
+    digest: Any,
+) -> None:
+    first = digest.delay(7)
+    forget_what_ended()
+
+    again = digest.delay(7)
+
+    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", "completed")
+    assert (again.state, again.get()) == ("PENDING", None)
+    assert digest.runs == 1
+
+
+def test_with_unique_eager_only_what_holds_its_key_is_remembered(locking_app: Celery) -> None:
+    forget_what_ended()
+
+    rebuild_of(locking_app).delay(7)
+
+    assert len(eager._ended) == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_with_unique_eager_a_canvas_goes_on_with_the_value_of_the_holder(
+    locking_app: Celery, digest: Any, known: bool, nested: bool
+) -> None:
+    echo = locking_app.tasks["echo"]
+    digest.delay(7)
+
+    def forget() -> None:
+        if not known:
+            forget_what_ended()
+
+    def canvases() -> Any:
+        with allow_join_result():
+            forget()
+            yield chain(digest.s(7), echo.s())().get()
+            forget()
+            yield chain(echo.s(7), digest.s(), echo.s()).apply().get()
+            forget()
+            yield group(digest.s(7), echo.s(7))().get()
+            forget()
+            yield chord([digest.s(7), echo.s(7)], echo.s())().get()
+
+    values = inside(locking_app, lambda: list(canvases())) if nested else list(canvases())
+
+    assert values == ["sent to 7", "sent to 7", ["sent to 7", 7], ["sent to 7", 7]]
+    # Where nobody knows what the first one returned, each runs: better twice than without a value.
+    assert digest.runs == (1 if known else 5)
+
+
+def test_with_unique_eager_a_duplicate_in_a_canvas_that_runs_is_logged_as_that(
+    locking_app: Celery, digest: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = digest.delay(7)
+    forget_what_ended()
+
+    result = chain(digest.s(7), locking_app.tasks["echo"].s())()
+
+    assert result.parent.outcome == "bypassed"
+    assert (
+        f"digest[{result.parent.id}] runs without a lock: task {first.id} holds its key"
+    ) in caplog.text
+    assert "published without a lock" not in caplog.text
+
+
+def test_with_unique_eager_a_rejected_member_of_a_group_fails_alone(
+    locking_app: Celery, digest: Any
+) -> None:
+    digest.delay(7)
+
+    result = group(digest.s(7).set(unique_on_conflict="reject"), digest.s(8))()
+
+    refused, beside = result.results
+    assert (refused.state, beside.get()) == ("FAILURE", "sent to 8")
+    with pytest.raises(DuplicateTask):
+        refused.get()
+
+
+def test_with_unique_eager_a_call_from_the_body_of_a_canvas_member_is_not_in_the_canvas(
+    locking_app: Celery, digest: Any
+) -> None:
+    first = digest.delay(7)
+    seen = []
+
+    @locking_app.task(name="member")
+    def member() -> None:
+        forget_what_ended()
+        seen.append(digest.apply((7,)))
+
+    chain(member.si(), member.si())()
+
+    assert [each.id for each in seen] == [first.id] * 2
+    assert digest.runs == 1
 
 
 def test_with_unique_eager_the_signals_are_sent(locking_app: Celery) -> None:

@@ -21,7 +21,7 @@ class Slow(MemoryStore):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self.waiting.append((key, task_id, lease_ms))
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         if not self._answers:
             raise StoreUnavailable("down")
         for act in self.waiting:
@@ -41,16 +41,14 @@ def app_on(store: MemoryStore) -> Celery:
 
 
 def test_what_was_told_one_way_is_told_before_a_pool_process_leaves() -> None:
-    app = app_on(Slow())
-    app.tasks["rebuild"].delay(7)
-    before = celery_unique.lookup(app.tasks["rebuild"], (7,))
+    store = Slow()
+    result = app_on(store).tasks["rebuild"].delay(7)
+    before, _ = store.read(result.unique_key)
 
     signals.worker_process_shutdown.send(sender=None, pid=1, exitcode=0)
 
-    after = celery_unique.lookup(app.tasks["rebuild"], (7,))
-    assert before is not None
-    assert after is not None
-    assert (before.state, after.state) == ("pending", "available")
+    after, _ = store.read(result.unique_key)
+    assert [record.tasks[result.id].state for record in (before, after)] == ["p", "w"]
 
 
 def test_a_store_that_is_down_does_not_keep_a_pool_process_from_leaving() -> None:

@@ -15,10 +15,12 @@ from celery_unique import (
     ConfigurationError,
     InvalidPolicy,
     Lock,
+    StoreUnavailable,
     UniqueKeyError,
     lookup,
     release,
 )
+from celery_unique.runtime import runtime_of
 from tests.integration.apps import advance, flush, make_app, messages, plain_app, value_of, working
 from tests.kit import eventually
 
@@ -66,6 +68,63 @@ def test_the_lock_of_a_task_that_waits(app: Celery) -> None:
         last_duplicate_at=None,
         worker=None,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "state"), [({}, "available"), ({"countdown": 3600}, "scheduled")]
+)
+def test_the_lock_of_a_task_that_was_published_a_moment_ago_is_not_pending(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], state: str
+) -> None:
+    """The store is told one way that the message is out: it may be slow to hear it."""
+    rebuild, store = task_of(app), runtime_of(app).store
+    told, confirm, flush_store = [], store.confirm, store.flush
+
+    def flush_slowly(*args: Any) -> None:
+        for one in told:
+            confirm(*one)
+        flush_store(*args)
+
+    monkeypatch.setattr(store, "confirm", lambda *one: told.append(one))
+    monkeypatch.setattr(store, "flush", flush_slowly)
+    result = rebuild.apply_async((7,), **options)
+
+    lock = found(rebuild, (7,))
+
+    assert (lock.task_id, lock.state) == (result.id, state)
+    assert lock.expires_at - lock.created_at >= timedelta(hours=24)
+
+
+def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(
+    local_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_app.conf.unique_store_timeout = 1.5
+    rebuild, store = task_of(local_app), runtime_of(local_app).store
+    waits = []
+
+    def never(timeout_s: float | None = None) -> None:
+        waits.append(timeout_s)
+        raise StoreUnavailable("busy")
+
+    monkeypatch.setattr(store, "confirm", lambda *_: None)
+    monkeypatch.setattr(store, "flush", never)
+    rebuild.delay(7)
+
+    assert found(rebuild, (7,)).state == "pending"
+    assert waits == [1.5]
+
+
+def test_a_lookup_does_not_wait_for_what_is_told_of_other_locks(
+    local_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuild, store = task_of(local_app), runtime_of(local_app).store
+    rebuild.delay(7)
+    monkeypatch.setattr(store, "confirm", lambda *_: None)
+    monkeypatch.setattr(store, "flush", lambda *_: pytest.fail("it waited"))
+    rebuild.delay(8)
+
+    assert found(rebuild, (7,)).state == "available"
+    assert lookup(rebuild, (9,)) is None
 
 
 def test_the_lock_of_a_task_with_an_eta_and_duplicates(app: Celery) -> None:

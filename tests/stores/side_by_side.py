@@ -122,11 +122,13 @@ class SideBySide:
             self.minutes(reply.holder.created_at),
             self.minutes(reply.holder.lease),
             reply.holder.arguments,
+            self.minutes(reply.holder.eta),
         ) == (
             self.model.shown_state(holder),
             holder["created_at"],
             holder["lease"],
             holder["arguments"],
+            holder["eta"],
         )
         if answer.asked_before:
             return

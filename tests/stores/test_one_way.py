@@ -38,6 +38,19 @@ def test_flush_waits_for_the_act_in_hand() -> None:
     assert done == [1]
 
 
+def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None:
+    queue = OneWay(timeout_s=5)
+    may_end = threading.Event()
+    for _ in range(3):
+        queue.put(lambda: may_end.wait(5))
+
+    with pytest.raises(StoreUnavailable, match="3 one-way acts"):
+        queue.flush(0.05)
+
+    may_end.set()
+    queue.flush(5)
+
+
 def test_a_failed_act_is_logged_and_the_next_one_carried_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -306,6 +306,7 @@ def test_a_refused_port_is_told_at_once(act: str, credentials: str) -> None:
 
     assert error.store == f"{HOST}:{port}/3"
     assert f"Redis at {HOST}:{port}/3, cannot be reached" in str(error)
+    assert ".." not in str(error)
 
 
 @pytest.mark.parametrize("act", ACTS)

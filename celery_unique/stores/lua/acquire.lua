@@ -10,7 +10,7 @@
 -- Returns  now: created, with nothing to add
 --          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created
 --          {id, letter of its state, created_at, lease, arguments, now, "joined" when it follows
---          that task, "ended" when that has ended, else ""}: blocked by that task
+--          that task, "ended" when that has ended, else "", ETA or 0}: blocked by that task
 local id, name = ARGV[2], ARGV[3]
 local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
@@ -21,7 +21,7 @@ local own, mark = record["t:" .. id], record["m:" .. id]
 local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
 local function blocked_by(holder, outcome)
   local task = record["t:" .. holder]
-  return {holder, shown(task), task[CREATED], task[LEASE], task[ARGUMENTS], now, outcome}
+  return {holder, shown(task), task[CREATED], task[LEASE], task[ARGUMENTS], now, outcome, task[ETA]}
 end
 local joined_to = message ~= "" and holder_of(id)
 if joined_to and orphaned_at(joined_to) > now then return blocked_by(joined_to, "joined") end

@@ -14,8 +14,8 @@ if alone and ARGV[14] == "" and (ARGV[11] == "ignore" or ARGV[11] == "reject") t
     fill_up_to(LAST)
     alone[DUPLICATES], alone[LAST] = alone[DUPLICATES] + 1, now
     redis.call("HSET", key, alone_field, cjson.encode(alone))  -- it lasts no longer for this
-    local created = alone[CREATED]
-    return {holder, shown, created, created + alone[LEASE], alone[ARGUMENTS] or "", now, ""}
+    local created, lease = alone[CREATED], alone[CREATED] + alone[LEASE]
+    return {holder, shown, created, lease, alone[ARGUMENTS] or "", now, "", alone[ETA]}
   end
 end
 

@@ -219,9 +219,10 @@ def what_happened(error: Exception, timeout_s: float) -> str:
         # Whichever of the two this store was opened with: the gate has a store of its own.
         settings = "unique_store_timeout, or unique_gate_timeout where a task starts"
         return f"did not answer in time, {timeout_s:g} s ({settings})"
+    said = str(reason).rstrip(".")  # it stands within a sentence
     if isinstance(reason, (ResponseError, AuthenticationError)):
-        return f"refused: {reason}"
-    return f"cannot be reached: {reason}"
+        return f"refused: {said}"
+    return f"cannot be reached: {said}"
 
 
 def is_open(connection: Connection) -> bool:

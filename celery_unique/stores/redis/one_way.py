@@ -123,9 +123,9 @@ class OneWay:
                 self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
         self._call()
 
-    def flush(self) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         self._hurry.set()
-        self._thread.flush()
+        self._thread.flush(timeout_s)
 
     def close(self) -> None:
         self._thread.drain(self._connections.timeout_s)

@@ -260,8 +260,8 @@ class RedisStore(RedisFollowing):
     def diagnose(self) -> diagnosis.Diagnosis:
         return diagnosis.diagnosis_of(self._connections.exchange(diagnosis.QUESTIONS))
 
-    def flush(self) -> None:
-        self._one_way.flush()
+    def flush(self, timeout_s: float | None = None) -> None:
+        self._one_way.flush(timeout_s)
 
     def close(self) -> None:
         self._one_way.close()
@@ -289,9 +289,9 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
         now, eta, after, *replaced = reply
         ids = tuple(sorted(task_id.decode() for task_id in replaced))
         return Acquired("created", None, now, ids, after.decode(), eta)
-    task_id, letter, created_at, lease, arguments, now, joined = reply
+    task_id, letter, created_at, lease, arguments, now, joined, eta = reply
     holder = Holder(
-        task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode()
+        task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode(), eta
     )
     outcome: Literal["rejected", "duplicate", "joined", "ended"]
     outcome = "duplicate" if claim.on_conflict in ("ignore", "rerun") else "rejected"

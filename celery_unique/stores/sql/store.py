@@ -263,8 +263,8 @@ class SqlStore(RecordedStore):
     def forget(self, key: str, task_id: str) -> None:
         self._one_way.put(partial(super().forget, key, task_id))
 
-    def flush(self) -> None:
-        self._one_way.flush()
+    def flush(self, timeout_s: float | None = None) -> None:
+        self._one_way.flush(timeout_s)
 
     # -- reading and life ----------------------------------------------------
 

@@ -32,6 +32,9 @@ from tests.stores.factories import (
     task_of,
 )
 
+#: How a call asks that is then told of the holder.
+HEARD_BY_A_DUPLICATE = [("ignore", ""), ("reject", ""), ("rerun", ""), ("ignore", "message")]
+
 
 class AcquiringContract:
     def test_acquire_admits_a_call_when_the_key_is_free(self, store: LockStore, key: str) -> None:
@@ -105,6 +108,28 @@ class AcquiringContract:
         holder = Holder("first", State.PENDING, created.now, created.now + GRACE)
         assert reply == Acquired("rejected", holder, about(created.now))
 
+    @pytest.mark.parametrize(("on_conflict", "join"), HEARD_BY_A_DUPLICATE)
+    def test_a_duplicate_hears_the_eta_of_a_holder_that_is_not_confirmed_yet(
+        self, store: LockStore, key: str, on_conflict: str, join: str
+    ) -> None:
+        created = store.acquire(key, claim("first", delay_ms=3 * MINUTE))
+
+        reply = store.acquire(key, claim("second", on_conflict=on_conflict, join=join))
+
+        lease, eta = created.now + GRACE, created.now + 3 * MINUTE
+        assert reply.holder == Holder("first", State.PENDING, created.now, lease, eta=eta)
+
+    def test_a_duplicate_hears_the_eta_of_a_holder_beside_another_task(
+        self, store: LockStore, key: str
+    ) -> None:
+        run(store, key, "active")
+        created = store.acquire(key, claim("second", states="psw", delay_ms=3 * MINUTE))
+
+        reply = store.acquire(key, claim("third", states="psw"))
+
+        lease, eta = created.now + GRACE, created.now + 3 * MINUTE
+        assert reply.holder == Holder("second", State.PENDING, created.now, lease, eta=eta)
+
     @pytest.mark.parametrize("on_conflict", ["ignore", "reject"])
     def test_a_duplicate_is_counted_and_leaves_nothing_else(
         self, store: LockStore, key: str, on_conflict: str
@@ -136,7 +161,7 @@ class AcquiringContract:
 
         reply = store.acquire(key, claim("second", states=LETTER_OF[state]))
 
-        holder = Holder("first", state, recorded.created_at, recorded.lease)
+        holder = Holder("first", state, recorded.created_at, recorded.lease, eta=recorded.eta)
         assert reply == Acquired("duplicate", holder, about(recorded.created_at))
 
     @pytest.mark.parametrize("state", [state for state in State if state is not State.PENDING])

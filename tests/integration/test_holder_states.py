@@ -1,0 +1,167 @@
+"""In which state a duplicate finds its holder, also before the store has heard of the publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import celery_unique
+from celery_unique import DuplicateTask, apply_many
+from celery_unique.runtime import runtime_of
+from celery_unique.stores.base import Start
+from tests.integration.apps import advance
+
+DELAYS = pytest.mark.parametrize(
+    ("options", "state"), [({}, "available"), ({"countdown": 60}, "scheduled")]
+)
+
+
+@pytest.fixture
+def rebuild(app: Celery) -> Any:
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    return rebuild
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """The states that the signal of a conflict tells."""
+    states: list[str] = []
+
+    def hear(state: str, **_: Any) -> None:
+        states.append(state)
+
+    celery_unique.unique_conflict.connect(hear)
+    yield states
+    celery_unique.unique_conflict.disconnect(hear)
+
+
+@pytest.fixture
+def _confirmations_are_slow(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one way: none has arrived when the next call asks."""
+    store = runtime_of(app).store
+    monkeypatch.setattr(store, "confirm", lambda *_: None)
+    monkeypatch.setattr(store, "confirm_many", lambda *_: None)
+
+
+def as_if_published_elsewhere(app: Celery) -> None:
+    runtime_of(app).coordinator._published_here.clear()
+
+
+@DELAYS
+def test_a_duplicate_in_the_same_batch(
+    rebuild: Any, told: list[str], options: dict[str, Any], state: str
+) -> None:
+    first, again = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
+
+    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", state)
+    assert told == [state]
+
+
+@DELAYS
+def test_a_rejected_call_in_the_same_batch(
+    rebuild: Any, told: list[str], options: dict[str, Any], state: str
+) -> None:
+    options = {**options, "unique_on_conflict": "reject"}
+
+    first, error = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
+
+    assert isinstance(error, DuplicateTask)
+    assert (error.task_id, error.state) == (first.id, state)
+    assert told == [state]
+
+
+@DELAYS
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_duplicate_of_what_this_process_has_just_published(
+    rebuild: Any, told: list[str], options: dict[str, Any], state: str
+) -> None:
+    rebuild.apply_async((1,), **options)
+
+    again = rebuild.delay(1)
+
+    assert (again.outcome, again.holder_state, told) == ("deduplicated", state, [state])
+
+
+@DELAYS
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_rejected_duplicate_of_what_this_process_has_just_published(
+    rebuild: Any, told: list[str], options: dict[str, Any], state: str
+) -> None:
+    rebuild.apply_async((1,), **options)
+
+    with pytest.raises(DuplicateTask) as raised:
+        rebuild.apply_async((1,), unique_on_conflict="reject")
+
+    assert (raised.value.state, told) == (state, [state])
+
+
+@DELAYS
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_duplicate_that_joins_what_this_process_has_just_published(
+    rebuild: Any, told: list[str], options: dict[str, Any], state: str
+) -> None:
+    rebuild.apply_async((1,), **options)
+
+    again = rebuild.apply_async((1,), task_id="mine")
+
+    assert (again.outcome, again.holder_state, told) == ("joined", state, [state])
+
+
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_the_stores_clock_tells_whether_the_eta_lies_ahead(app: Celery, rebuild: Any) -> None:
+    rebuild.apply_async((1,), countdown=5)
+    advance(app, 6)
+
+    assert rebuild.delay(1).holder_state == "available"
+
+
+@DELAYS
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_duplicate_that_helps_another_process_to_publish(
+    app: Celery, rebuild: Any, options: dict[str, Any], state: str
+) -> None:
+    first = rebuild.apply_async((1,), **options)
+    as_if_published_elsewhere(app)
+
+    again = rebuild.delay(1)
+
+    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", state)
+
+
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_call_that_is_rejected_promises_nothing_of_what_another_process_publishes(
+    app: Celery, rebuild: Any
+) -> None:
+    rebuild.apply_async((1,), countdown=60)
+    as_if_published_elsewhere(app)
+
+    with pytest.raises(DuplicateTask) as raised:
+        rebuild.apply_async((1,), unique_on_conflict="reject")
+
+    assert raised.value.state == "pending"
+
+
+@pytest.mark.usefixtures("_confirmations_are_slow")
+def test_a_holder_that_is_looked_at_again_is_told_of_as_it_then_is(
+    app: Celery, rebuild: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rebuild.delay(1)
+    as_if_published_elsewhere(app)
+    store = runtime_of(app).store
+    read = store.read
+
+    def start_and_read(key: str) -> Any:
+        store.start(key, Start(first.id, "w1/1/1/1", rebuild.name, 60_000, 60_000))
+        return read(key)
+
+    monkeypatch.setattr(store, "read", start_and_read)
+
+    again = rebuild.delay(1)
+
+    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", "active")
