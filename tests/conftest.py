@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.kit import (
     MariaDBServer,
@@ -30,6 +31,12 @@ from tests.kit import (
 )
 from tests.kit.browser import chromium
 from tests.kit.distribution import ByServerOrFile, check_name, put_in_order
+
+# How long an example takes to draw is up to the machine, which several test processes share.
+settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy machine")
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
