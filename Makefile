@@ -11,9 +11,9 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Extra arguments for pytest: make test-fast ARGS="-k policy"
 ARGS ?=
-# How many test processes run at once, each with servers of its own. On two cores four of them
-# take a minute less, and tests of kills and pauses meet the machine's limits more often.
-PROCESSES ?= 3
+# How many test processes run at once, each with servers of its own. Many tests wait for workers and
+# leases, so that two cores have time for four.
+PROCESSES ?= 4
 # What make test-fast runs: the other directories need servers. Its tests wait more than they work.
 FAST_TESTS = tests/unit tests/integration tests/stores tests/documentation
 FAST_PROCESSES ?= 3

@@ -146,7 +146,7 @@ def test_settings_that_the_celery_app_does_not_read_are_a_warning() -> None:
 
     assert number == "W004"
     assert message == (
-        "The Celery app 'other' does not read CELERY_UNIQUE_RUN_LEASE, "
+        "The Celery app 'other' does not read CELERY_UNIQUE_GATE_TIMEOUT, CELERY_UNIQUE_RUN_LEASE, "
         "CELERY_UNIQUE_STORE_TIMEOUT, CELERY_UNIQUE_STORE_URL."
     )
     assert "namespace='CELERY'" in hint

@@ -286,8 +286,8 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(
 def test_a_server_that_is_a_replica_is_not_written_to(
     redis_sentinels: RedisSentinels, key: str
 ) -> None:
-    """A sentinel may be out of date."""
-    store = SentinelStore.from_url(redis_sentinels.url, timeout_s=PATIENCE_S)
+    """A sentinel may be out of date: it is asked again until the time-out."""
+    store = SentinelStore.from_url(redis_sentinels.url, timeout_s=2.0)
     replica = redis_sentinels.others[0]
     store._connections._ask = lambda *_: (HOST, replica.port)  # type: ignore[method-assign]
 
