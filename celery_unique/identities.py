@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from .calls import Call
-from .exceptions import IdempotencyKeyRequired, InvalidPolicy
+from .exceptions import IdempotencyKeyRequired
 from .keys import arguments_fingerprint, canonical_text, idempotency_identity, key_of, text_of
 from .leases import milliseconds
 from .option_names import CALL_ONLY
-from .policy import UniquePolicy
+from .policy import UniquePolicy, warn_once
 from .settings import UniqueSettings
 from .values import value
 
@@ -44,28 +44,30 @@ def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "idempotency_key" not in call_options:
         return call_options
-    _refuse_beside_key(call_options)
+    _warn_of_what_the_key_decides(call_options)
     given = {name: value for name, value in call_options.items() if name not in CALL_ONLY}
     if given.get("unique") in (None, False):
         given.pop("unique", None)
     return {**_WITH_KEY, **given}
 
 
-#: What a caller's key decides, and a call with one therefore cannot say.
+#: What a caller's key decides, whatever the call says of it besides.
 _DECIDED_BY_KEY = {
-    "unique_for": "how long a caller's key answers is idempotency_ttl: give that instead",
-    "unique_states": "a caller's key is held until its task fails or idempotency_ttl has passed: "
-    "leave unique_states out",
-    "unique_on": "a caller's key stands for the arguments: give only one of them",
-    "unique_key": "a caller's key stands for the arguments: give only one of them",
+    "unique_for": "how long the key answers is idempotency_ttl: give that instead",
+    "unique_states": "the key is held until its task fails or idempotency_ttl has passed",
+    "unique_on": "the key stands for the arguments, all of which are compared",
+    "unique_key": "the key stands for the arguments, all of which are compared",
 }
 
 
-def _refuse_beside_key(call_options: Mapping[str, Any]) -> None:
-    """The call's own options alone: those of the task are for its calls without a key."""
-    for name, cure in _DECIDED_BY_KEY.items():
+def _warn_of_what_the_key_decides(call_options: Mapping[str, Any]) -> None:
+    """Of the call's own options alone: those of the task are for its calls without a key."""
+    for name, why in _DECIDED_BY_KEY.items():
         if call_options.get(name) is not None:
-            raise InvalidPolicy(f"{name} clashes with idempotency_key: {cure}", field=name)
+            warn_once(
+                ("beside a key", name),
+                f"{name} has no effect in a call with an idempotency_key, which always wins: {why}",
+            )
 
 
 def check_key(name: str, call_options: Mapping[str, Any]) -> None:

@@ -22,7 +22,13 @@ from .policy_fields import (
 )
 from .states import GROUPS, explain_gaps
 
-__all__ = ["UniquePolicy", "UniquePolicyWarning", "ojs_fields", "warn_of_ignored_arguments"]
+__all__ = [
+    "UniquePolicy",
+    "UniquePolicyWarning",
+    "ojs_fields",
+    "warn_of_ignored_arguments",
+    "warn_once",
+]
 
 OJS_FIELDS = ("keys", "args_keys", "meta_keys", "period", "states", "on_conflict")
 OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "ignore")
@@ -275,13 +281,13 @@ def _warn_of_gaps(states: tuple[str, ...]) -> None:
     gaps = "" if states in GROUPS.values() else explain_gaps(states)
     if gaps:
         groups = one_of(GROUPS)
-        _warn_once(states, f"{gaps}. Add what is left out, or name a group: {groups}")
+        warn_once(states, f"{gaps}. Add what is left out, or name a group: {groups}")
 
 
 def warn_of_ignored_arguments(document: Mapping[str, Any], task: str | None = None) -> None:
     """Once for a task: a call may bring a document of its own, with another window each time."""
     whose = f"{task}: " if task else ""
-    _warn_once(
+    warn_once(
         repr(document) if task is None else ("keys", task),
         f"{whose}unique={shown(dict(document))} has no 'keys', and the Open Job Spec's default is "
         "['type']: calls with different arguments are duplicates of each other. "
@@ -289,7 +295,7 @@ def warn_of_ignored_arguments(document: Mapping[str, Any], task: str | None = No
     )
 
 
-def _warn_once(subject: object, message: str) -> None:
+def warn_once(subject: object, message: str) -> None:
     if subject in _warned or len(_warned) >= _MOST_WARNINGS:
         return
     _warned.add(subject)

@@ -27,6 +27,8 @@ from celery_unique import (
     release,
     unique_conflict,
 )
+from celery_unique import policy as policies
+from celery_unique.policy import UniquePolicyWarning
 from celery_unique.runtime import runtime_of
 from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
 from tests.kit import eventually
@@ -394,26 +396,31 @@ def test_a_task_that_waits_for_its_retry_keeps_its_key(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "cure"),
+    ("option", "value", "why"),
     [
         ("unique_for", 60, "idempotency_ttl: give that instead"),
-        ("unique_states", "window", "leave unique_states out"),
-        ("unique_on", "account", "give only one of them"),
-        ("unique_key", "{account}", "give only one of them"),
+        ("unique_states", "until_start", "until its task fails or idempotency_ttl has passed"),
+        ("unique_on", "account", "stands for the arguments"),
+        ("unique_key", "{account}", "stands for the arguments"),
     ],
 )
-def test_what_a_key_decides_cannot_be_said_beside_it(
-    local_app: Celery, option: str, value: Any, cure: str
+def test_a_key_wins_over_what_the_call_says_besides_and_that_is_warned_of_once(
+    local_app: Celery, monkeypatch: pytest.MonkeyPatch, option: str, value: Any, why: str
 ) -> None:
+    monkeypatch.setattr(policies, "_warned", set())
     pay = task_of(local_app, unique=True)
-    message = rf"{option} clashes with idempotency_key: .*{cure}"
+    message = f"{option} has no effect in a call with an idempotency_key.*{why}"
 
-    for attempt in (pay.apply_async, pay.apply):
-        with pytest.raises(InvalidPolicy, match=message) as caught:
-            attempt(("a", 1), idempotency_key=KEY, **{option: value})
-        assert caught.value.field == option
-        assert KEY not in str(caught.value)
-    assert call(pay, **{option: None}).outcome == "created"
+    with pytest.warns(UniquePolicyWarning, match=message) as warned:
+        first, again = (call(pay, **{option: value}) for _ in range(2))
+    advance(local_app, 61)
+    much_later = call(pay, **{option: value})
+
+    assert len(warned) == 1
+    assert KEY not in str(warned[0].message)
+    assert (first.outcome, again.id, much_later.id) == ("created", first.id, first.id)
+    with pytest.raises(IdempotencyKeyConflict):
+        pay.apply_async(("a", 2), idempotency_key=KEY, **{option: value})
 
 
 @pytest.mark.parametrize(
