@@ -36,7 +36,7 @@ DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-fast test-versions test-django test-many chaos bench bench-docs lint docs services
+.PHONY: help demo example test all-tests test-fast test-versions test-django test-many chaos bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +47,11 @@ demo: .venv/.installed-demo ## See it work: a real worker, no server, in under a
 example: .venv/.installed-example ## A Django shop to press buttons in; ARGS=--help says more
 	@$(BIN)/python example_project/run.py $(ARGS)
 
-test: services lint ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ, PostgreSQL and MariaDB
+# Style and types are looked at while the tests begin, which leave half of a core idle then.
+test: services .venv/.installed-dev ## Everything: lint and all tests, on real Redis, Valkey, RabbitMQ, PostgreSQL and MariaDB
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going lint all-tests
+
+all-tests:
 	$(PYTEST) $(ARGS)
 
 test-fast: .venv/.installed-dev ## The tests that need no server, in about a minute

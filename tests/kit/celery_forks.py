@@ -57,13 +57,17 @@ def _exit_code(ended: dict[int, int], pid: int) -> int | None:
     return ended.get(pid)
 
 
-def become(arguments: list[str], directory: str, environment: dict[str, str], log: str) -> None:
-    """Run ``python -m celery`` with these arguments, in this process."""
+def become(
+    arguments: list[str], directory: str, environment: dict[str, str], files: tuple[str, str, str]
+) -> None:
+    """Run ``python -m celery`` with these arguments, in this process; ``files`` are its standard
+    input, output and errors."""
     os.setsid()
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for output in (1, 2):
-        os.dup2(file, output)
-    os.close(file)
+    for number, path in enumerate(files):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if number else os.O_RDONLY
+        file = os.open(path, flags, 0o644)
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,10 +28,18 @@ class Fork:
     """What ``LocalProcess`` asks of a process, of one that is not this one's own child."""
 
     def __init__(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], log_path: Path
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        out: Path,
+        errors: Path | None = None,
+        stdin: Path = Path(os.devnull),
     ) -> None:
         self._exit_code: int | None = None
-        self.pid: int = _ask("fork", list(arguments), str(cwd), dict(env), str(log_path.resolve()))
+        files = tuple(str(path.resolve()) for path in (stdin, out, errors or out))
+        self.pid: int = _ask("fork", list(arguments), str(cwd), dict(env), files)
 
     def poll(self) -> int | None:
         if self._exit_code is None:
@@ -43,6 +53,24 @@ class Fork:
                 raise subprocess.TimeoutExpired("celery", timeout or 0)
             time.sleep(0.005)
         return exit_code
+
+
+def run_celery(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdin: str, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` of one of Celery's commands, with its output captured."""
+    with tempfile.TemporaryDirectory() as directory:
+        given, out, errors = (Path(directory, name) for name in ("in", "out", "errors"))
+        for path, text in ((given, stdin), (out, ""), (errors, "")):
+            path.write_text(text)
+        fork = Fork(arguments, cwd=cwd, env=env, out=out, errors=errors, stdin=given)
+        try:
+            code = fork.wait(timeout)
+        finally:
+            if fork.poll() is None:
+                os.killpg(fork.pid, signal.SIGKILL)
+                fork.wait()
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), errors.read_text())
 
 
 def _ask(*order: Any) -> Any:

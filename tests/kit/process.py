@@ -60,7 +60,7 @@ class LocalProcess:
         if self._forked:
             assert self.command[:3] == COMMAND
             cwd, env = self._cwd or Path.cwd(), os.environ if self._env is None else self._env
-            return Fork(self.command[3:], cwd=cwd, env=env, log_path=self.log_path)
+            return Fork(self.command[3:], cwd=cwd, env=env, out=self.log_path)
         return subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,

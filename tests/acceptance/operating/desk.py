@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import celery_unique
 from celery_unique.runtime import runtime_of
 from celery_unique.stores.base import LockStore
 from tests.kit import Worker
+from tests.kit.forking import COMMAND, run_celery
 from tests.kit.worker import REPOSITORY
 
 APP = "tests.acceptance.apps.operated"
@@ -86,7 +86,7 @@ class Desk:
         }
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "celery", "-A", APP, *arguments]
+        return [*COMMAND, "-A", APP, *arguments]
 
     def run(
         self,
@@ -97,15 +97,21 @@ class Desk:
         **settings: Any,
     ) -> Done:
         """``celery -A app ARGUMENTS``; ``before`` comes before the command."""
-        done = subprocess.run(
-            [*before, *self.command(*arguments)],
-            input=stdin,
-            env=self.environment(**settings),
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        command, env = self.command(*arguments), self.environment(**settings)
+        if before:
+            done = subprocess.run(
+                [*before, *command],
+                input=stdin,
+                env=env,
+                cwd=self.directory,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        else:
+            done = run_celery(
+                command[len(COMMAND) :], cwd=self.directory, env=env, stdin=stdin, timeout=timeout
+            )
         return Done(done.returncode, done.stdout, done.stderr)
 
     def unique(self, *arguments: str, **options: Any) -> Done:
