@@ -16,7 +16,7 @@ ARGS ?=
 PROCESSES ?= 4
 # What make test-fast runs: the other directories need servers. Its tests wait more than they work.
 FAST_TESTS = tests/unit tests/integration tests/stores tests/documentation
-FAST_PROCESSES ?= 3
+FAST_PROCESSES ?= 4
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
 # What make test-django runs: the oldest supported Django, and the newest that the newest Python

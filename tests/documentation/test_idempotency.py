@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,14 +22,10 @@ from celery_unique import (
 from celery_unique.runtime import runtime_of
 from tests.integration import apps
 
-_numbers = itertools.count()
-
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    app = Celery(f"keys{next(_numbers)}", broker="memory://", backend="cache+memory://")
-    app.conf.task_default_queue = app.main
-    celery_unique.install(app, namespace=app.main)
+    app = apps.make_app("memory://")
     yield app
     runtime_of(app).store.clock_offset_ms = 0
 
@@ -185,7 +180,7 @@ def test_a_key_is_taken_by_a_sender_without_the_tasks_code(
 ) -> None:
     app.conf.unique_store_url = sqlite_url
     sender = Celery("sender", broker="memory://", set_as_current=False)
-    celery_unique.install(sender, store_url=sqlite_url, namespace=app.main)
+    celery_unique.install(sender, store_url=sqlite_url)
 
     first = sender.send_task(
         pay.name, kwargs={"account": "a", "amount": 1}, queue=app.main, idempotency_key="k"

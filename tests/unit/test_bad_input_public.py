@@ -440,6 +440,7 @@ def test_wrong_urls(scheme: str, nobody: Nobody) -> None:
     assert faults(cases_of(scheme, nobody)) == []
 
 
+@pytest.mark.slow  # a process for each
 @pytest.mark.parametrize("scheme", OF_DJANGO)
 def test_wrong_urls_of_django(scheme: str, tmp_path: Path) -> None:
     # In a process of its own: Django can be configured once.
