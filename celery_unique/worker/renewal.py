@@ -1,4 +1,4 @@
-"""Renews the leases of everything whose message this worker holds, in one batch.
+"""Renews the leases of everything whose message this worker holds, in batches, what runs first.
 
 In a thread of its own: the worker's timer stands still during a task of the solo
 pool and in a warm shutdown. Leases are only ever extended, and nothing is created.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,8 +27,13 @@ from celery_unique.stores.record import STATE_OF
 
 logger = logging.getLogger("celery_unique")
 
+#: A request whose message is here, and what the store is asked for it.
+_Renewed = tuple[Any, Held]
+
 #: A lease is renewed three times in its life, so that two renewals can fail.
 RENEWALS_PER_LEASE = 3
+#: Renewed at once, at most: a key that the store cannot change in time fails its batch.
+BATCH = 100
 #: Stores that do not expire by themselves are swept by workers now and then.
 SWEEP_EVERY_S = 60.0
 SWEEP_BATCH = 500
@@ -68,8 +75,10 @@ class Renewer:
             if self._stop.is_set():
                 return
             try:
-                self._renew_forgotten()
-                renewed = self.renew_once()
+                try:
+                    renewed = self.renew_once()
+                finally:
+                    self._renew_forgotten()
                 self._look_at_ends()
                 self._maybe_sweep()
                 health.round_ended(renewed)
@@ -86,7 +95,7 @@ class Renewer:
         return self._runtime.holding.leases.run_ms / 1000 / RENEWALS_PER_LEASE
 
     def renew_once(self) -> int:
-        """One batch. How many leases were asked for."""
+        """One round. How many leases were asked for."""
         requests = held_requests(self._worker)
         for request in requests:
             if getattr(request, "unique_blind", False):
@@ -94,8 +103,34 @@ class Renewer:
             if hasattr(request, "is_forgotten") and request.is_forgotten():
                 self._settle_forgotten(request)
         pairs = [(r, held) for r in requests if (held := self._held(r)) is not None]
-        if not pairs:
-            return 0
+        self._renew_all(pairs)
+        return len(pairs)
+
+    def _renew_all(self, pairs: list[_Renewed]) -> None:
+        """What runs comes first: its lease is the short one.
+
+        A batch that fails is tried again in halves, behind the others, until a single lease is
+        left. So one key keeps no other from being renewed, and a store that is away is asked
+        only for as long as one round may take.
+        """
+        ends_at = time.monotonic() + self._pause_s()
+        waiting = [pair for pair in pairs if not pair[1].delivery]
+        random.shuffle(waiting)  # else a round that is cut short would always leave out the same
+        problem: StoreUnavailable | None = None
+        for part in ([pair for pair in pairs if pair[1].delivery], waiting):
+            batches = deque(part[n : n + BATCH] for n in range(0, len(part), BATCH))
+            while batches and (problem is None or time.monotonic() < ends_at):
+                batch = batches.popleft()
+                try:
+                    self._renew_batch(batch)
+                except StoreUnavailable as error:
+                    problem = problem or error
+                    half = len(batch) // 2
+                    batches.extend([batch[:half], batch[half:]] if half else [])
+        if problem is not None:
+            raise problem
+
+    def _renew_batch(self, pairs: list[_Renewed]) -> None:
         asked_at = time.monotonic()
         replies = self._runtime.holding.store.renew([held for _, held in pairs])
         for (request, held), still_ours in zip(pairs, replies, strict=True):
@@ -103,7 +138,6 @@ class Renewer:
                 request.unique_alive_at = asked_at
             elif held.delivery:
                 self._is_over(request, asked_at)
-        return len(pairs)
 
     def _held(self, request: Any) -> Held | None:
         lock = getattr(request, "unique_lock", None)

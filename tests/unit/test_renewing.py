@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.worker import state as worker_state
 
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
 from celery_unique.holding import Holding
 from celery_unique.leases import Leases
-from celery_unique.stores.base import Claim
+from celery_unique.stores.base import Claim, Held
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.worker.renewal import Renewer
 
@@ -30,17 +32,24 @@ def holding() -> Holding:
     return Holding(SimpleNamespace(), store, store, LEASES)
 
 
+class RequestStub(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.fixture(autouse=True)
+def no_requests_are_left() -> Iterator[None]:
+    before = set(worker_state.reserved_requests)
+    yield
+    worker_state.reserved_requests.intersection_update(before)
+
+
 @pytest.fixture
-def request_() -> Iterator[Any]:
+def request_() -> Any:
     """In the worker's hands, and not yet started, as far as the worker knows."""
 
-    class Request(SimpleNamespace):
-        __hash__ = object.__hash__
-
-    request = Request(unique_lock=LOCK, unique_started=False, name="shop.rebuild")
+    request = RequestStub(unique_lock=LOCK, unique_started=False, name="shop.rebuild")
     worker_state.reserved_requests.add(request)
-    yield request
-    worker_state.reserved_requests.discard(request)
+    return request
 
 
 def lease_left_ms(holding: Holding) -> int:
@@ -66,3 +75,64 @@ def test_a_message_that_waits_in_a_worker_is_held_for_as_long_as_one_in_the_queu
     Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
 
     assert lease_left_ms(holding) > LEASES.queue_ms - 10_000
+
+
+class OneBadKey(MemoryStore):
+    """Whoever renews this key fails, and with it all that is asked for at once."""
+
+    bad = "1:bad"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[list[str]] = []
+
+    def renew(self, held: Sequence[Held]) -> list[bool]:
+        self.asked.append([one.key for one in held])
+        if self.bad in self.asked[-1]:
+            raise StoreUnavailable("this key is busy", store="memory")
+        return super().renew(held)
+
+
+def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
+    store = OneBadKey()
+    holding = Holding(SimpleNamespace(), store, store, LEASES)
+    keys = [f"1:{n}" for n in range(250)]
+    keys.insert(130, store.bad)
+    requests = []
+    for key in keys:
+        store.acquire(key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
+        lock = LockHeader("a", key, delivery=f"here/1/boot/{key}")
+        holding.start(lock, "shop.rebuild", lock.delivery, acks_late=False)
+        task = SimpleNamespace(acks_late=False)
+        request = RequestStub(unique_lock=lock, unique_started=True, name="shop.rebuild", task=task)
+        requests.append(request)
+        worker_state.reserved_requests.add(request)
+    store.clock_offset_ms = LEASES.run_ms // 2
+
+    with pytest.raises(StoreUnavailable):
+        Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+
+    left = {}
+    for key in keys:
+        record, now = store.read(key)
+        left[key] = record.tasks["a"].lease - now
+    assert {key for key in keys if left[key] <= LEASES.run_ms // 2} == {store.bad}
+    assert max(map(len, store.asked)) <= 100
+    assert len(store.asked) < 25  # halves, not one by one
+
+
+def test_what_runs_is_renewed_before_what_only_waits(holding: Holding, request_: Any) -> None:
+    store = OneBadKey()
+    holding.store = store
+    running = RequestStub(
+        unique_lock=LockHeader("b", "1:runs", delivery="here/1/boot/2"),
+        unique_started=True,
+        name="shop.rebuild",
+        task=SimpleNamespace(acks_late=False),
+        unique_alive_at=time.monotonic(),
+    )
+    worker_state.reserved_requests.add(running)
+
+    Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+
+    assert store.asked == [["1:runs"], [KEY]]
