@@ -32,6 +32,7 @@ class _Body:
     header: LockHeader
     task_name: str
     began_at: float
+    rejected: bool = False
     gone_since: float = 0.0
 
 
@@ -50,6 +51,11 @@ class Ends:
         """A retry, or a message that goes back to the queue: the key is not free."""
         self._bodies.pop(delivery, None)
 
+    def rejected(self, delivery: str) -> None:
+        """Its message was rejected, and may come back from a dead letter exchange."""
+        if delivery in self._bodies:
+            self._bodies[delivery].rejected = True
+
     def look(self, holding: Holding, held: Container[str]) -> None:
         """Told every few seconds which deliveries the worker still has."""
         now = time.monotonic()
@@ -66,5 +72,5 @@ class Ends:
                 self.goes_on(delivery)
 
     def _end(self, holding: Holding, body: _Body) -> None:
-        if holding.end_for_another(body.header, body.task_name):
+        if holding.end_for_another(body.header, body.task_name, rejected=body.rejected):
             reports.ended_for_another(body.task_name, body.header.task_id)

@@ -210,12 +210,14 @@ class Holding:
         *,
         settle_later: bool = False,
         backstop: bool = False,
+        rejected: bool = False,
     ) -> Finished:
         """The body is over: give the key back, now or as soon as the store answers.
 
-        A backstop says it a second time, perhaps: it is no news if nothing is left.
+        A backstop says it a second time, perhaps: it is no news if nothing is left. A message
+        that is rejected may come back from a dead letter exchange: then it runs.
         """
-        finish = self._finish(header, state, settle_later)
+        finish = self._finish(header, state, settle_later, rejected)
         try:
             finished = self._breaker.run(lambda: self.store.finish(header.key, finish))
         except StoreUnavailable as error:
@@ -244,14 +246,16 @@ class Holding:
             finished = replace(finished, verdict="ended")
         self._say_finished(header, task_name, finish, finished)
 
-    def end_for_another(self, header: LockHeader, task_name: str) -> bool:
+    def end_for_another(
+        self, header: LockHeader, task_name: str, *, rejected: bool = False
+    ) -> bool:
         """Give back the lock of a body that ended in a process which could not, and is gone.
         How it ended is not known here: as failed, so that it blocks nobody."""
         record, _ = self.store.read(header.key)
         task = record.tasks.get(header.task_id)
         if task is None:
             return False
-        finish = self._finish(header, State.DISCARDED, False)
+        finish = self._finish(header, State.DISCARDED, False, rejected)
         mine = task.state == "r" and task.delivery == header.delivery
         if not header.token and task.state == "r" and not mine:
             self._outlive_the_dead(header, task_name, finish)
@@ -265,10 +269,12 @@ class Holding:
         record, _ = self.store.read(header.key)
         return header.task_id in record.tasks
 
-    def settle(self, header: LockHeader, task_name: str, state: State) -> None:
+    def settle(
+        self, header: LockHeader, task_name: str, state: State, *, rejected: bool = False
+    ) -> None:
         """Result and acknowledgement are out: the record of the ended task may go."""
         self._unacknowledged.pop(header.delivery, None)
-        finish = self._finish(header, state, True)
+        finish = self._finish(header, state, True, rejected)
 
         def act() -> None:
             self.store.settle(header.key, finish, header.again)
@@ -303,7 +309,9 @@ class Holding:
         except StoreUnavailable as error:
             reports.store_error(self.app, "forget", error, task_name, header.task_id, header.key)
 
-    def _finish(self, header: LockHeader, state: State, settle_later: bool) -> Finish:
+    def _finish(
+        self, header: LockHeader, state: State, settle_later: bool, rejected: bool = False
+    ) -> Finish:
         return Finish(
             task_id=header.task_id,
             delivery=header.delivery,
@@ -313,6 +321,7 @@ class Holding:
             settle_later=settle_later or header.again,
             run_lease_ms=self.leases.run_ms,
             token=header.token,
+            rejected=rejected,
         )
 
     def _say_finished(

@@ -154,6 +154,9 @@ class Finish:
     #: The token of the start that ends here, 0 for none: a delivery that stood still is told
     #: from the one that took its task over, also after that has let go of it for a retry.
     token: int = 0
+    #: The message was rejected. It may come back from a dead letter exchange, and is then to run:
+    #: no done mark stays, and a task that is kept does not stop it at the gate.
+    rejected: bool = False
 
 
 @value

@@ -84,7 +84,7 @@ class TaskEntry:
     delivery: str = ""  # who runs it; new for every message received
     delivery_lease: int = 0  # until then that delivery is believed alive
     token: int = 0  # fencing number of the delivery that runs it
-    flags: str = ""  # subset of "e" ending, "m" copies, "o" released
+    flags: str = ""  # subset of "e" ending, "m" copies, "o" released, "j" rejected
     by: str = ""  # id of an unconfirmed replacement: this task is in limbo
     after: str = ""  # id of the active task this one succeeds
     arguments: str = ""  # fingerprint of the arguments behind an idempotency key
@@ -108,6 +108,11 @@ class TaskEntry:
     def released(self) -> bool:
         """An operator let go of it: it blocks nobody and no renewal revives it."""
         return "o" in self.flags
+
+    @property
+    def rejected(self) -> bool:
+        """It has ended, and its message was rejected: that may come back, and then runs."""
+        return "j" in self.flags
 
     def flag(self, letter: str) -> None:
         if letter not in self.flags:

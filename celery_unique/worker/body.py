@@ -125,11 +125,11 @@ class _Ending:
         if isinstance(control, Retry) or requeued:
             self._keep()
         elif isinstance(control, Reject):
-            self.finish(State.DISCARDED)
+            self.finish(State.DISCARDED, rejected=bool(self._task.acks_late))
         else:
             self.finish(State.CANCELLED)
 
-    def finish(self, state: State) -> None:
+    def finish(self, state: State, *, rejected: bool = False) -> None:
         # The id goes on in a message that was sent from the body: a retry without
         # raising, or a replacement.
         if self._goes_on_in_ms() is not None:
@@ -143,6 +143,8 @@ class _Ending:
             self._task.name,
             state,
             settle_later=bool(self._task.acks_late or self._header.keep),
+            # Only known here to a store that is away now; else the worker says so, with settle.
+            rejected=rejected,
         )
         self._request.__dict__[DUPLICATES] = finished.duplicates
         if finished.settle and not self._task.acks_late:

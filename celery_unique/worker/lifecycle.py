@@ -42,8 +42,8 @@ class WorkerLife:
             (signals.worker_shutting_down, self._on_shutting_down),
             (signals.worker_shutdown, self._on_shutdown),
             (signals.task_received, self._on_received),
-            (signals.task_unknown, self._on_unusable),
-            (signals.task_rejected, self._on_unusable),
+            (signals.task_unknown, self._on_rejected),
+            (signals.task_rejected, self._on_rejected),
         ):
             # Named: up to 5.6, Celery takes the methods of two workers for one receiver.
             signal.connect(receiver, dispatch_uid=object())
@@ -110,14 +110,20 @@ class WorkerLife:
         if getattr(request, "unique_lock", None) is not None:
             request.received_by(sender)
 
-    def _on_unusable(self, sender: Any = None, message: Any = None, **_: Any) -> None:
-        """The message cannot become a task here, and was dropped: unregistered, invalid."""
+    def _on_rejected(self, sender: Any = None, message: Any = None, **_: Any) -> None:
+        """Unregistered, or invalid: a worker that knows the task may get it from a dead letter
+        exchange."""
+        self._on_unusable(sender, message, rejected=True)
+
+    def _on_unusable(self, sender: Any, message: Any, *, rejected: bool = False) -> None:
+        """The message cannot become a task here, and was dropped."""
         headers = getattr(message, "headers", None) or {}
         header = LockHeader.from_message(headers.get(HEADER))
         if header is None or header.task_id != headers.get("id"):
             return
         header = replace(header, delivery=new_delivery(getattr(sender, "hostname", None)))
         task_name, holding = str(headers.get("task")), self._runtime.holding
-        finished = holding.finish(header, task_name, State.DISCARDED, backstop=True)
+        state = State.DISCARDED
+        finished = holding.finish(header, task_name, state, backstop=True, rejected=rejected)
         if finished.settle:
-            holding.settle(header, task_name, State.DISCARDED)
+            holding.settle(header, task_name, state, rejected=rejected)

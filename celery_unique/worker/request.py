@@ -33,6 +33,8 @@ class UniqueRequestMixin(GatedRequest):
     """In front of Celery's ``Request``, for tasks of an installed app."""
 
     _unique_requeued = False
+    #: It was rejected for good: its message may come back from a dead letter exchange.
+    _unique_rejected = False
     _unique_end = State.COMPLETED
     _unique_given_back = False
     #: Its end was told from here, and the record waits for the result to be stored.
@@ -83,6 +85,9 @@ class UniqueRequestMixin(GatedRequest):
 
     def reject(self, requeue: bool = False) -> None:
         self._unique_requeued = self._unique_requeued or requeue
+        if not (requeue or self.acknowledged or self.unique_lock is None):
+            self._unique_rejected = True
+            self._runtime.holding.ends.rejected(self.unique_lock.delivery)
         self._notice_acknowledgement()
         super().reject(requeue=requeue)  # type: ignore[misc]
         if requeue:
@@ -128,7 +133,9 @@ class UniqueRequestMixin(GatedRequest):
     def _settle(self) -> None:
         if self.unique_lock is not None:
             lock = replace(self.unique_lock, again=self._may_exist_twice())
-            self._runtime.holding.settle(lock, self.name, self._unique_end)
+            self._runtime.holding.settle(
+                lock, self.name, self._unique_end, rejected=self._unique_rejected
+            )
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         error = _plain(exc_info.exception)
@@ -218,7 +225,10 @@ class UniqueRequestMixin(GatedRequest):
         if holding.has_ended_here(lock.delivery):  # told by the body, in a thread or greenlet
             self._unique_unsettled = True
             return
-        finished = holding.finish(lock, self.name, self._unique_end, backstop=True)
+        rejected = self._unique_rejected
+        finished = holding.finish(
+            lock, self.name, self._unique_end, backstop=True, rejected=rejected
+        )
         self._unique_unsettled = finished.settle
         self._unique_followed = finished.followers
         self._context.__dict__[DUPLICATES] = finished.duplicates

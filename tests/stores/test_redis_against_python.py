@@ -179,6 +179,7 @@ class Acts:
             mark_ms=self._duration(),
             settle_later=self._random.random() < 0.4,
             run_lease_ms=pick([0, self._duration()]),
+            rejected=self._random.random() < 0.3,
         )
 
     def wait(self) -> Act:

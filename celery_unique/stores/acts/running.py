@@ -19,7 +19,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
         return Started("superseded", mark=mark.kind, by=mark.by)
     task = record.tasks.get(start.task_id)
     if task is not None:
-        if task.terminal and not task.ending:
+        if task.terminal and not task.ending and not task.rejected:
             return Started("done")
         if task.delivery == start.delivery:
             return Started("done") if task.ending else Started("run", task.token)
@@ -37,6 +37,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     record.token = max(record.token + 1, now_us)
     task.state = "r"
     task.unflag("e")
+    task.unflag("j")
     task.by = task.after = ""
     task.delivery = start.delivery
     task.delivery_lease = now + start.run_lease_ms
@@ -163,7 +164,7 @@ def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
     task = record.tasks.get(finish.task_id)
     if task is None or not task.ending or task.delivery != finish.delivery:
         return
-    if mark_done or task.copies:
+    if (mark_done or task.copies) and not finish.rejected:
         record.marks[finish.task_id] = Mark("done", now + finish.mark_ms)
     _conclude(record, finish, now)
     look_after(record, now)
@@ -181,6 +182,8 @@ def _conclude(record: Record, finish: Finish, now: int) -> None:
     task.lease = keep_until
     task.delivery_lease = 0
     task.unflag("e")
+    if finish.rejected:
+        task.flag("j")
 
 
 def _kept_until(task: TaskEntry, finish: Finish, now: int) -> int:

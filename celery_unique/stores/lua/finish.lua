@@ -5,7 +5,8 @@
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
 --          delivery is believed alive while it completes followers, 9 token of the start that
---          ends, or "" (times in ms)
+--          ends, or "" (times in ms), 10 "1" when the message was rejected: it may come back,
+--          and is then to run
 -- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
 --          {"not_yours"}
 local field, delivery = "t:" .. ARGV[2], ARGV[3]
@@ -48,7 +49,7 @@ if not task[KEEP]:find(state) or keep_until <= now then
   write(field, nil)
 else
   task[STATE], task[LEASE], task[DELIVERY_LEASE] = state, keep_until, 0
-  task[FLAGS] = task[FLAGS]:gsub("e", "")
+  task[FLAGS] = task[FLAGS]:gsub("e", "") .. (ARGV[10] == "1" and "j" or "")
   write(field, task)
 end
 look_after()

@@ -2,20 +2,24 @@
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
---          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms)
+--          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms),
+--          8 "1" when the message was rejected: it may come back, and is then to run
 -- Returns  1 settled, 0 no effect: not ending, or another delivery's (one way: nobody reads it)
 local id, delivery, state = ARGV[2], ARGV[3], ARGV[4]
 local retention, mark_for, mark_done = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == "1"
+local rejected = ARGV[8] == "1"
 
 local field, task = "t:" .. id, record["t:" .. id]
 if not task or not task[FLAGS]:find("e") or task[DELIVERY] ~= delivery then return 0 end
-if mark_done or task[FLAGS]:find("m") then write("m:" .. id, {"done", now + mark_for}) end
+if (mark_done or task[FLAGS]:find("m")) and not rejected then
+  write("m:" .. id, {"done", now + mark_for})
+end
 local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
 if not task[KEEP]:find(state) or keep_until <= now then
   write(field, nil)
 else
   task[STATE], task[LEASE], task[DELIVERY_LEASE] = state, keep_until, 0
-  task[FLAGS] = task[FLAGS]:gsub("e", "")
+  task[FLAGS] = task[FLAGS]:gsub("e", "") .. (rejected and "j" or "")
   write(field, task)
 end
 look_after()

@@ -15,7 +15,7 @@ local task, mark = record["t:" .. id], record["m:" .. id]
 if mark then return mark[1] == "done" and {"done"} or {"superseded", mark[1], mark[3] or ""} end
 if task then
   local ending = task[FLAGS]:find("e")
-  if task[STATE]:find("[cdx]") and not ending then return {"done"} end
+  if task[STATE]:find("[cdx]") and not task[FLAGS]:find("[ej]") then return {"done"} end
   if task[DELIVERY] == delivery then
     return ending and {"done"} or {"run", tonumber(task[TOKEN]) or 0, 0}
   end
@@ -42,7 +42,7 @@ task = task or {1, "r", created, 0, name, ends, 0, keep, 0, 0, "", 0, "", "", ""
 local token = math.max(last_token + 1, clock[1] * 1000000 + clock[2] + offset * 1000)
 task[STATE], task[LEASE], task[BY], task[AFTER] = "r", now + lease, "", ""
 task[DELIVERY], task[DELIVERY_LEASE] = delivery, now + run_lease
-task[FLAGS] = task[FLAGS]:gsub("e", "")
+task[FLAGS] = task[FLAGS]:gsub("[ej]", "")
 task[TOKEN] = string.format("%.0f", token)  -- cjson and tostring keep 14 digits, it has 16
 redis.call("HSET", key, "token", task[TOKEN])
 write("t:" .. id, task)

@@ -196,6 +196,7 @@ class RedisStore(RedisFollowing):
             finish.mark_ms,
             finish.run_lease_ms,
             finish.token or "",
+            _flag(finish.rejected),
         )
         if verdict == b"not_yours":
             return Finished("not_yours")
@@ -211,6 +212,7 @@ class RedisStore(RedisFollowing):
             finish.retention_ms,
             finish.mark_ms,
             _flag(mark_done),
+            _flag(finish.rejected),
         )
 
     def forget(self, key: str, task_id: str) -> None:

@@ -222,6 +222,38 @@ def _orders(app: Celery, task: Define, props: Props) -> None:
         props.enter(tag)
         raise Reject("no good", requeue=False)
 
+    @task(name="reject_once", unique=True, acks_late=True)
+    def reject_once(tag: str) -> str:
+        if props.enter(tag) == 1:
+            raise Reject("not now", requeue=False)
+        return tag
+
+    @task(name="reject_once_in_window", unique=True, unique_states="window", acks_late=True)
+    def reject_once_in_window(tag: str) -> str:
+        """Its policy keeps an ended task recorded."""
+        if props.enter(tag) == 1:
+            raise Reject("not now", requeue=False)
+        return tag
+
+    @task(name="reject_when_told", unique=True, acks_late=True)
+    def reject_when_told(tag: str) -> str:
+        if props.enter(tag) == 1:
+            props.wait_for_word(tag)
+            raise Reject("not now", requeue=False)
+        return tag
+
+    @task(
+        name="fail_once_and_dead_letter",
+        unique=True,
+        acks_late=True,
+        acks_on_failure_or_timeout=False,  # up to 5.6
+        acks_on_failure=False,
+    )
+    def fail_once_and_dead_letter(tag: str) -> str:
+        if props.enter(tag) == 1:
+            raise ValueError(tag)
+        return tag
+
     @task(name="reject_early", unique=True)
     def reject_early(tag: str, requeue: bool) -> None:
         """Its message is acknowledged already, so requeueing does nothing."""

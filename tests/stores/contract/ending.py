@@ -308,6 +308,45 @@ class EndingContract:
         assert list(record_of(store, key).tasks) == ["first"]
         assert list(record_of(store, key).marks) == ["first"]
 
+    # -- a message that was rejected ------------------------------------------
+
+    def test_settle_of_a_rejected_message_leaves_no_done_mark(
+        self, store: LockStore, key: str
+    ) -> None:
+        """It comes back from a dead letter exchange, perhaps, and is then to run."""
+        run(store, key, "first", "d1")
+        store.finish(key, finish("first", "d1", state=State.DISCARDED, settle_later=True))
+        # It can be back before the record is settled.
+        assert store.start(key, start("first", "d2")).verdict == "wait"
+
+        settle(store, key, "first", "d1", state=State.DISCARDED, mark_done=True, rejected=True)
+
+        assert not record_of(store, key)
+        back = store.start(key, start("first", "d2"))
+        assert (back.verdict, back.lost) == ("run", True)
+
+    @pytest.mark.parametrize("later", [False, True])
+    def test_a_rejected_task_that_is_kept_blocks_calls_and_not_its_own_message(
+        self, store: LockStore, key: str, later: bool
+    ) -> None:
+        run(store, key, "first", "d1", keep=EVERY_END, window_ms=30 * MINUTE)
+        end = {"state": State.DISCARDED, "rejected": True}
+        reply = store.finish(key, finish("first", "d1", settle_later=later, **end))
+        assert reply.settle is later
+        if later:
+            settle(store, key, "first", "d1", mark_done=True, **end)
+        assert record_of(store, key).marks == {}
+        held_by = store.acquire(key, claim("second", states=EVERY_END)).holder
+        assert held_by is not None
+        assert (held_by.task_id, held_by.state) == ("first", State.DISCARDED)
+
+        assert store.start(key, start("first", "d2")).verdict == "run"
+
+        assert task_of(store, key, "first").state == LETTER_OF[State.ACTIVE]
+        store.finish(key, finish("first", "d2", settle_later=True))
+        settle(store, key, "first", "d2", mark_done=True)
+        assert store.start(key, start("first", "d3")).verdict == "done"
+
     def test_settle_by_another_delivery_changes_nothing(self, store: LockStore, key: str) -> None:
         run(store, key, "first", "d1")
         store.finish(key, finish("first", "d1", settle_later=True))
