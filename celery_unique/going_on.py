@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from celery.app.task import Context
 
 from .header import HEADER, LockHeader
 from .runtime import Runtime
@@ -11,22 +13,42 @@ from .timing import delay_ms
 
 SendTask = Callable[..., Any]
 
+#: Attributes of a request that are no headers of the user's.
+_NAMES_OF_CELERY = {*vars(Context), "argsrepr", "compression", "kwargsrepr", "lang", "task"}
 
-def is_sent_again(options: dict[str, Any]) -> bool:
+
+def is_sent_again(runtime: Runtime, name: str, options: dict[str, Any]) -> bool:
     """Whether this is a retry (or another resend) of the task whose header it carries.
 
     A header that was copied from another task is taken off: it is not this call's.
     """
-    headers = options.get("headers")
-    if not headers or HEADER not in headers:
-        return False
-    header = LockHeader.from_message(headers[HEADER])
+    header = _header_of_sender(runtime, name, options)
+    headers = options.get("headers") or {}
+    if header is None:
+        if HEADER not in headers:
+            return False
+        header = LockHeader.from_message(headers[HEADER])
     headers = {name: value for name, value in headers.items() if name != HEADER}
     again = header is not None and header.task_id == options.get("task_id")
     if again and header is not None:
         headers[HEADER] = header.as_published().as_message()
     options["headers"] = headers
     return again
+
+
+def _header_of_sender(runtime: Runtime, name: str, options: dict[str, Any]) -> LockHeader | None:
+    """The header of the running task, if this is its retry.
+
+    A retry does not depend on the headers that it is published with: Celery takes them from a
+    header named ``headers`` alone, where a tracing library has added one, and
+    ``self.retry(headers=...)`` replaces them.
+    """
+    if "retries" not in options:
+        return None
+    request = current_request(runtime)
+    if request is None or request.id != options.get("task_id") or request.task != name:
+        return None
+    return LockHeader.from_message(getattr(request, HEADER, None))
 
 
 def is_handed_over(runtime: Runtime, name: str, key: str | None, options: dict[str, Any]) -> bool:
@@ -73,3 +95,13 @@ def send_on(
 def current_request(runtime: Runtime) -> Any:
     task = runtime.app.current_worker_task
     return task.request if task is not None else None
+
+
+def inherited_headers(request: Any) -> Mapping[str, Any]:
+    """The headers of the message that the running task came with.
+
+    Celery's ``request.headers`` has only what is in a header named ``headers``, where a tracing
+    library has added one: the message's own headers are attributes of the request.
+    """
+    own = {name: value for name, value in vars(request).items() if name not in _NAMES_OF_CELERY}
+    return {**(request.headers or {}), **own}

@@ -13,7 +13,14 @@ from .attempts import Attempt, always, never
 from .calls import Call
 from .continuations import continues, fail_link
 from .exceptions import CeleryUniqueError, InvalidPolicy
-from .going_on import SendTask, current_request, is_handed_over, is_sent_again, send_on
+from .going_on import (
+    SendTask,
+    current_request,
+    inherited_headers,
+    is_handed_over,
+    is_sent_again,
+    send_on,
+)
 from .identities import Identity, identify, policy_for, with_key
 from .leases import Leases, publish_retry_ms
 from .options import take_call_options
@@ -85,7 +92,7 @@ def _send(
     options: dict[str, Any],
 ) -> Any:
     ours = take_call_options(options)
-    if is_sent_again(options):
+    if is_sent_again(runtime, name, options):
         return send_on(runtime, original, name, args, kwargs, options)
     task = options.get("task_type") or registered(runtime.app, name)
     attempt = prepare(runtime, name, task, args, kwargs, ours, options)
@@ -230,7 +237,7 @@ def _meta(runtime: Runtime, names: tuple[str, ...], options: Mapping[str, Any]) 
     headers = options.get("headers") or {}
     stamped = set(options.get("stamped_headers") or ())
     request = current_request(runtime)
-    inherited = (request.headers if request is not None else None) or {}
+    inherited = inherited_headers(request) if request is not None else {}
     stamps = (request.stamps if request is not None else None) or {}
     found: dict[str, Any] = {}
     for name in names:

@@ -20,6 +20,7 @@ from kombu.transport.virtual import QoS as VirtualQoS
 from celery_unique import reports
 from celery_unique.completing import Outcome
 from celery_unique.continuations import finishing
+from celery_unique.header import HEADER
 from celery_unique.result_meta import DUPLICATES
 from celery_unique.sharing import end_with_followers, look_after
 from celery_unique.stores.record import State
@@ -186,6 +187,10 @@ class UniqueRequestMixin(GatedRequest):
         return stored
 
     def _retry_worker_lost(self, *args: Any, **kwargs: Any) -> bool:
+        if self.unique_lock is not None:
+            # Published without the task's body, which would know its header.
+            headers = self._context.headers or {}
+            self._context.headers = {**headers, HEADER: self.unique_lock.as_message()}
         retried = super()._retry_worker_lost(*args, **kwargs)  # type: ignore[misc]
         if retried:
             self._unique_requeued = True

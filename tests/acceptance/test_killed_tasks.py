@@ -94,11 +94,12 @@ def test_a_killed_child_keeps_the_key_of_a_task_that_is_requeued_on_rabbitmq(
 
 
 @pytest.mark.skipif(CELERY < (5, 7), reason="retry_on_worker_lost came with Celery 5.7")
+@pytest.mark.parametrize("headers", [{}, {"headers": {"sentry-trace": "1"}}])
 @pytest.mark.parametrize("task", ["lose_retried", "lose_late_retried"])
 def test_a_killed_child_keeps_the_key_of_a_task_that_is_retried(
-    stage: Stage, tag: str, task: str
+    stage: Stage, tag: str, task: str, headers: dict[str, dict[str, str]]
 ) -> None:
-    first = stage.call(task, tag)
+    first = stage.call(task, tag, headers=headers)
 
     _kill(stage.wait_for_run(tag))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,48 @@ def test_an_automatic_retry_keeps_the_key(stage: Stage, tag: str) -> None:
     stage.assert_nothing_left(first)
     assert stage.props.runs(tag) == 2
     stage.assert_released(first, "completed")
+
+
+#: Sentry and Datadog send it: Celery then takes a request's headers from it alone.
+NESTED = {"headers": {"sentry-trace": "1"}, "tenant": "a"}
+
+
+@pytest.mark.parametrize(
+    ("task", "headers"),
+    [
+        ("retry_once", NESTED),
+        ("retry_once_late", NESTED),
+        ("retry_by_itself", NESTED),
+        ("retry_quietly", NESTED),
+        ("retry_with_headers", NESTED),
+        ("retry_with_headers", {}),
+    ],
+)
+def test_a_retry_keeps_the_key_whatever_becomes_of_its_other_headers(
+    stage: Stage, tag: str, task: str, headers: dict[str, Any]
+) -> None:
+    first = stage.call(task, tag, headers=headers)
+    stage.wait_for_state(task, tag, state="retryable")
+
+    assert stage.duplicate(task, tag).id == first.id
+
+    stage.deliver_retry()
+    stage.wait_for_run(tag, 2)
+    stage.wait_until_free(task, tag)
+    stage.assert_released(first, "completed")
+
+
+def test_a_header_of_the_running_task_is_inherited_beside_one_named_headers(
+    stage: Stage, tag: str
+) -> None:
+    plain = stage.app.tasks["call_for_tenant"].apply_async((tag,), headers={"tenant": "a"})
+    traced = stage.app.tasks["call_for_tenant"].apply_async((tag,), headers=NESTED)
+    other = stage.app.tasks["call_for_tenant"].apply_async(
+        (tag,), headers={**NESTED, "tenant": "b"}
+    )
+
+    assert stage.end_of(plain, "SUCCESS") == stage.end_of(traced, "SUCCESS")
+    assert stage.end_of(other, "SUCCESS") != stage.end_of(plain, "SUCCESS")
 
 
 @pytest.mark.parametrize(

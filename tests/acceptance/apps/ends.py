@@ -110,6 +110,15 @@ def _ordinary_ends(app: Celery, task: Define, props: Props) -> None:
         options["more"] = True
         return len(items)
 
+    @task(name="index_of_tenant", unique=True, unique_meta="tenant")
+    def index_of_tenant(tag: str) -> str:
+        return tag
+
+    @task(name="call_for_tenant")
+    def call_for_tenant(tag: str) -> str:
+        """The key of a call that takes its tenant from the headers of the running task."""
+        return str(app.tasks["index_of_tenant"].delay(tag).unique_key)
+
     @task(name="plain")
     def plain(tag: str) -> str:
         props.enter(f"plain-{tag}")
@@ -159,6 +168,13 @@ def _retries(app: Celery, task: Define, props: Props) -> None:
         if props.enter(tag) == 1:
             raise ConnectionError(tag)
         return tag
+
+    @task(name="retry_with_headers", bind=True, unique=True, base=RetriedElsewhere)
+    def retry_with_headers(self: Task, tag: str) -> int:
+        """Gives the retry headers of its own, in place of those of its message."""
+        if props.enter(tag) == 1:
+            raise self.retry(countdown=0, headers={"tenant": "a"})
+        return int(self.request.retries)
 
     @task(name="retry_in_vain", bind=True, unique=True, max_retries=2)
     def retry_in_vain(self: Task, tag: str) -> None:
