@@ -104,6 +104,28 @@ def hold_one() -> None:
     hold("shop.rebuild", "the-only-one")
 
 
+def hold_long_names() -> None:
+    """Names as long as projects have them."""
+    empty_store()
+    hold(
+        "warehouse.replenishment.tasks.recalculate_reorder_points_for_supplier",
+        "5f0c1e7a-92b4-4d1c-8a3e-000000000001",
+        active="celery@prod-eu-central-1-worker-high-priority-7d9f8b6c5-x2x4z",
+        duplicates=123_456,
+        window_ms=24 * 60 * MINUTE,
+    )
+
+
+def hold_ended() -> str:
+    """A task that has ended and keeps its key for its window. The key."""
+    from tests.stores.factories import finish
+
+    empty_store()
+    key = hold("shop.digest", "ended", active="celery@box", window_ms=60 * MINUTE, keep="c")
+    store().finish(key, finish("ended", "celery@box/1/2/3"))
+    return key
+
+
 def hold_what_a_shop_has() -> dict[str, str]:
     """Locks as they are in a shop, for a picture. The keys by task id."""
     empty_store()

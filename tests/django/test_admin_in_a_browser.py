@@ -1,4 +1,4 @@
-"""The admin's pages of live locks in Chromium, with the keyboard alone."""
+"""The admin's pages of locks in Chromium, with the keyboard alone."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(
     rows = browser.find_elements(By.CSS_SELECTOR, "#result_list tbody tr")
     assert len(rows) == 5, text(browser, "body")
     assert all(part in rows[0].text for part in ("shop.tasks.rebuild_index", "active", task_id))
-    with of_size(browser, 1600, 720):  # with all columns
+    with of_size(browser, 1280, 720):
         keep_screenshot(browser, "django-admin-locks")
 
     press_on(browser, "#result_list tbody tr th a", Keys.ENTER)
@@ -124,6 +124,29 @@ def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(
     assert text(browser, ".messagelist") == "Released 1 lock."
     assert len(browser.find_elements(By.CSS_SELECTOR, "#result_list tbody tr")) == 4
     assert django_process.call(PEOPLE, "is_released", key=key, task_id=task_id)
+
+
+@pytest.mark.slow
+def test_every_column_is_seen_at_1280_pixels(
+    visit: Callable[[str, str], Any], django_process: DjangoProcess
+) -> None:
+    django_process.call(PEOPLE, "hold_long_names")
+    session = django_process.call(PEOPLE, "superuser_session")
+    # How far the table, and each of its cells, reaches beyond what shows it.
+    script = """
+        const results = document.querySelector('.results'), edge = results.getBoundingClientRect().right;
+        return [...results.querySelectorAll('th, td')]
+            .filter((cell) => cell.getBoundingClientRect().right > edge + 1)
+            .map((cell) => cell.textContent.trim());
+    """
+
+    browser = visit(session, LIST)
+    with of_size(browser, 1280, 720):
+        assert browser.find_elements(By.CSS_SELECTOR, "#nav-sidebar"), "it takes its place"
+        cut_off = browser.execute_script(script)
+        keep_screenshot(browser, "django-admin-long-names")
+
+    assert cut_off == []
 
 
 @pytest.mark.slow

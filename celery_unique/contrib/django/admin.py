@@ -1,4 +1,4 @@
-"""The admin's pages of live locks: a list, a page for one lock, and releasing.
+"""The admin's pages of locks: a list, a page for one lock, and releasing.
 
 Seeing needs the permission ``celery_unique.view_lock``, releasing
 ``celery_unique.release_lock`` besides. Only a POST releases, and only after a page that
@@ -140,7 +140,7 @@ class LockAdmin(admin.ModelAdmin):
         whole = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
-            "title": "Live locks",
+            "title": "Locks",
             "is_list": name == "locks",
             "filters_inside": VERSION >= (6, 0),
             "listed_breadcrumbs": VERSION >= (6, 1),

@@ -15,7 +15,7 @@ class NoLocks(models.Manager):
 
 
 class Lock(models.Model):
-    """A live lock, as far as the admin needs to name it."""
+    """A lock, as far as the admin needs to name it."""
 
     key = models.CharField(primary_key=True, max_length=100)
     task_name = models.CharField(max_length=255)
@@ -29,10 +29,10 @@ class Lock(models.Model):
         # Not the name of the SQL store's table.
         db_table = "celery_unique_no_table"
         base_manager_name = "objects"
-        verbose_name = "live lock"
-        verbose_name_plural = "live locks"
+        verbose_name = "lock"
+        verbose_name_plural = "locks"
         default_permissions = ("view",)
-        permissions = (("release_lock", "Can release live lock"),)
+        permissions = (("release_lock", "Can release lock"),)
 
     def __str__(self) -> str:
         return f"{self.task_name} [{self.task_id}]"

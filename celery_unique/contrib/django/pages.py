@@ -12,6 +12,8 @@ from celery_unique.stores.record import State
 from .listing import AGES, MOST_PAGES, ORDERS, Found, Wanted
 from .results import ResultLink
 
+ENDED = (State.COMPLETED, State.DISCARDED, State.CANCELLED)
+
 #: More tasks than these are found by searching.
 MOST_TASKS = 50
 
@@ -41,6 +43,7 @@ class Row(NamedTuple):
     age: str
     lease: str
     window: str  # empty without a window
+    ended: bool = False  # its policy keeps the key taken all the same
 
 
 class Filter(NamedTuple):
@@ -75,6 +78,7 @@ def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime, units
         brief(now - lock.created_at, units),
         brief(lock.expires_at - now, units),
         window,
+        lock.state in ENDED,
     )
 
 
@@ -102,13 +106,10 @@ def headers(query: Any, wanted: Wanted) -> list[Header]:
 
     return [
         sortable("Task", "task"),
-        Header("State"),
-        Header("Holder"),
+        Header("State, worker"),
         sortable("Age", "created"),
         sortable("Duplicates", "duplicates", "-"),
-        sortable("Lease", "expires"),
-        Header("Window"),
-        Header("Worker"),
+        sortable("Expires in", "expires"),
     ]
 
 
