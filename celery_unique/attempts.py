@@ -10,7 +10,7 @@ from .header import LockHeader
 from .leases import milliseconds
 from .policy import UniquePolicy
 from .stores.base import Acquired, Claim, Confirmed
-from .stores.record import letters, terminal_letters
+from .stores.record import QUEUE_NAMED, letters, terminal_letters
 from .values import value
 
 
@@ -45,6 +45,8 @@ class Attempt:
     bypasses: Callable[[str], bool] = never
     #: Carried out on the spot, and not published.
     eager: bool = False
+    #: The call said itself where its message goes, and not its task or the routes.
+    queue_named: bool = False
     #: Sent while Celery finishes a task: an error here would turn that task into FAILURE.
     continues: bool = False
 
@@ -93,7 +95,7 @@ def claim_of(attempt: Attempt) -> Claim:
         max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
         window_ms=window_ms(policy),
         delay_ms=attempt.delay_ms,
-        keep=terminal_letters(states),
+        keep=terminal_letters(states) + QUEUE_NAMED * attempt.queue_named,
         keep_ms=attempt.keep_ms,
         arguments=attempt.arguments,
         join=attempt.join,

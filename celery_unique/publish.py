@@ -202,7 +202,18 @@ def _attempt(
         if request is not None and request.id == explicit_id and "retries" in options
         else never,
         continues=goes_on,
+        queue_named=_names_queue(task, options),
     )
+
+
+def _names_queue(task: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the call says where its message goes. The options of a call of the task have what
+    the task itself says in them."""
+    for name in ("queue", "exchange", "routing_key"):
+        given = options.get(name)
+        if given is not None and given != getattr(task, name, None):
+            return True
+    return "router" in options and options["router"] is not None
 
 
 def as_sent(task: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import click
 
 from celery_unique.operations.counting import count_locks
-from celery_unique.operations.orphans import lost_messages
+from celery_unique.operations.orphans import Unproven, missing_messages
 from celery_unique.operations.releasing import release_all
 from celery_unique.operations.selecting import HeldLock, Selection, select
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
 from celery_unique.runtime import Runtime
 
-from . import FOUND_NOTHING
+from . import FOUND_NOTHING, NO_ANSWER
 from .counting import show_counts
 from .options import asked, json_option, selection_of, selection_options, with_what
-from .screen import Screen
+from .screen import Screen, printable
 
 #: Told at every so many where there is no terminal for a bar.
 TELL_EVERY = 1000
@@ -36,7 +36,7 @@ WARNING = (
 @click.option(
     "--lost",
     is_flag=True,
-    help="Whose message is gone: no queue has messages and no worker holds it. Asks the workers.",
+    help="Whose message is proven lost: no queue has it and no worker. Asks broker and workers.",
 )
 @click.option(
     "--timeout",
@@ -68,7 +68,8 @@ def release_command(
 
     This is the step after 'celery purge', which takes messages away and leaves their locks. It
     does not stop the tasks: one that still waits or runs goes on, and the next call may run
-    beside it. Asks first, unless told --yes. Exits with 1 if nothing was released.
+    beside it. Asks first, unless told --yes. Exits with 1 if nothing was released, and with 3 if
+    nothing was and --lost could not tell of some locks: those are counted, with the reason.
 
     \b
     celery -A shop purge && celery -A shop unique release --lost
@@ -83,28 +84,37 @@ def release_command(
     lost_within_s = timeout if lost else None
     if selection.is_empty() and not everything and not lost:
         raise click.UsageError("Say which locks are meant, or --all.")
-    counts = count_locks(_releasable(runtime, selection, lost_within_s))
+    unproven = Unproven() if lost else None
+    counts = count_locks(_releasable(runtime, selection, lost_within_s, unproven))
+    nothing = NO_ANSWER if unproven and unproven.in_all else FOUND_NOTHING
     if not as_json and counts.total.locks:
         show_counts(screen, counts)
         screen.line()
+    if not as_json and unproven is not None:
+        _tell_unproven(screen, unproven)
     if not counts.total.locks or dry_run:
-        _tell(screen, counts.total.locks, 0, as_json, dry_run)
-        ctx.exit(0 if counts.total.locks else FOUND_NOTHING)
+        _tell(screen, counts.total.locks, 0, as_json, dry_run, unproven)
+        ctx.exit(0 if counts.total.locks else nothing)
     if not yes:
         screen.words(WARNING, err=True)
         click.confirm(f"Release {_locks(counts.total.locks)}?", abort=True, err=True)
     released = _release(runtime, selection, lost_within_s, counts.total.locks)
-    _tell(screen, counts.total.locks, released, as_json, dry_run)
+    _tell(screen, counts.total.locks, released, as_json, dry_run, unproven)
     if not released:
-        ctx.exit(FOUND_NOTHING)
+        ctx.exit(nothing)
 
 
 def _releasable(
-    runtime: Runtime, selection: Selection, lost_within_s: float | None
+    runtime: Runtime,
+    selection: Selection,
+    lost_within_s: float | None,
+    unproven: Unproven | None = None,
 ) -> Iterator[HeldLock]:
     # A second walk in place of a list: there may be millions.
     locks = (lock for lock in select(runtime, selection) if lock.state != "released")
-    return locks if lost_within_s is None else lost_messages(runtime, locks, lost_within_s)
+    if lost_within_s is None:
+        return locks
+    return (unproven or Unproven()).proven(missing_messages(runtime, locks, lost_within_s))
 
 
 def _release(
@@ -118,9 +128,27 @@ def _release(
     return released
 
 
-def _tell(screen: Screen, matched: int, released: int, as_json: bool, dry_run: bool) -> None:
+def _tell_unproven(screen: Screen, unproven: Unproven) -> None:
+    for locks, reason in unproven.in_words():
+        are = "is" if locks == 1 else "are"
+        screen.words(f"{_locks(locks)} {are} not known to be lost: {printable(reason)}.", err=True)
+
+
+def _tell(
+    screen: Screen,
+    matched: int,
+    released: int,
+    as_json: bool,
+    dry_run: bool,
+    unproven: Unproven | None,
+) -> None:
     if as_json:
-        screen.json({"matched": matched, "released": released, "dry_run": dry_run})
+        document: dict[str, Any] = {"matched": matched, "released": released, "dry_run": dry_run}
+        if unproven is not None:
+            document |= {"unknown": unproven.in_all, "reasons": unproven.as_document()}
+        screen.json(document)
+    elif not matched and unproven is not None and unproven.in_all:
+        screen.line("No lock is known to be lost.", err=True)
     elif not matched:
         screen.line("No lock matches.", err=True)
     elif dry_run:

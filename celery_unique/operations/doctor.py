@@ -17,7 +17,7 @@ from . import checks, failovers
 from .explaining import is_abandoned
 from .failovers import SeenFailOver, failovers_seen
 from .followed import Followed, nobody_seen_yet
-from .orphans import lost_messages, may_be_lost
+from .orphans import Unproven, may_be_lost, missing_messages
 from .selecting import HeldLock, StoreClock, locks_of
 from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, NoAnswer, Workers, ask_workers
 
@@ -201,11 +201,15 @@ def _examine_messages(runtime: Runtime, report: Report, walk: _Walk, timeout_s: 
     if "broker" in {finding.check for finding in report.findings} or not report.workers.names:
         return  # said already: without workers everything waits, and nothing is wrong with that
     try:
-        lost = list(lost_messages(runtime, walk.waiting, timeout_s, report.workers))
+        missing = missing_messages(runtime, walk.waiting, timeout_s, report.workers)
+        lost = list((unproven := Unproven()).proven(missing))
     except NoAnswer as error:
         report.findings.append(Finding("lost", "note", str(error)))
         return
-    report.add("lost", f"no {_looked_into(walk)} has lost its message", _lost(walk, lost))
+    report.findings += _unproven(unproven)
+    report.add(
+        "lost", f"no {_looked_into(walk)} is known to have lost its message", _lost(walk, lost)
+    )
 
 
 def _looked_into(walk: _Walk) -> str:
@@ -221,15 +225,21 @@ def _lost(walk: _Walk, lost: list[HeldLock]) -> Iterator[Finding]:
     if walk.waiting_in_all > len(walk.waiting):
         who = (
             f"{len(lost)} of {len(walk.waiting)} tasks that were looked into, of "
-            f"{walk.waiting_in_all} that wait, do so"
+            f"{walk.waiting_in_all} that wait, do so,"
         )
     yield Finding(
         "lost",
         "warning",
-        f"{who} while their queue is empty and no worker has their message "
+        f"{who} and neither the broker nor a worker has their message "
         f"(a purged queue, or a broker that lost it): {_named(lost[:NAMED])}",
         "free their keys: celery -A APP unique release --lost",
     )
+
+
+def _unproven(unproven: Unproven) -> Iterator[Finding]:
+    for locks, reason in unproven.in_words():
+        who = "1 waiting task" if locks == 1 else f"{locks} waiting tasks"
+        yield Finding("lost", "note", f"the message of {who} was not found: {reason}")
 
 
 def _named(locks: list[HeldLock]) -> str:

@@ -1,44 +1,99 @@
-"""Locks of tasks that wait for nothing: no queue has their message, and no worker."""
+"""Locks whose message is lost: proven, or not.
+
+A message is lost when all of this holds, and only then is its key released:
+
+- its broker can be looked into, and no queue that may have it does (see ``queues``);
+- every worker that is there has answered, and none of them holds it;
+- its record has not changed meanwhile.
+
+Everything else is unknown, and told with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 from celery_unique.runtime import Runtime
 
-from .queues import Queue, look_into_queues, queue_of_task, unacknowledged_ids
+from .queues import not_in_queues
 from .selecting import HeldLock
-from .workers import DEFAULT_TIMEOUT_S, NotKnown, Workers, ask_workers, held_by_workers
+from .workers import DEFAULT_TIMEOUT_S, Workers, ask_workers, held_by_workers
 
-BATCH = 500
+BATCH = 2000
 #: A message that was published a moment ago may be anywhere.
 YOUNGEST_MS = 2000
 
 _WAITING = ("available", "scheduled", "retryable")
 
 
-def lost_messages(
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A lock whose message was not found."""
+
+    lock: HeldLock
+    #: Why it may exist all the same; empty: it is proven lost.
+    unless: str = ""
+    returns_at_ms: int = 0  # where it is known: when it is delivered again
+
+
+@dataclass(slots=True)
+class Unproven:
+    """Why locks were not taken for lost, and how many."""
+
+    locks: dict[str, int] = field(default_factory=dict)
+    returns_at_ms: dict[str, int] = field(default_factory=dict)  # the last of them
+
+    @property
+    def in_all(self) -> int:
+        return sum(self.locks.values())
+
+    def proven(self, missing: Iterable[Missing]) -> Iterator[HeldLock]:
+        """The locks whose message is lost; the others are counted here."""
+        for each in missing:
+            if not each.unless:
+                yield each.lock
+                continue
+            self.locks[each.unless] = self.locks.get(each.unless, 0) + 1
+            latest = max(each.returns_at_ms, self.returns_at_ms.get(each.unless, 0))
+            self.returns_at_ms[each.unless] = latest
+
+    def as_document(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "reason": reason,
+                "locks": locks,
+                "returns_at_ms": self.returns_at_ms[reason] or None,
+            }
+            for reason, locks in self.locks.items()
+        ]
+
+    def in_words(self) -> Iterator[tuple[int, str]]:
+        for reason, locks in self.locks.items():
+            returns_at = self.returns_at_ms[reason]
+            moment = datetime.fromtimestamp(returns_at / 1000, UTC) if returns_at else None
+            yield (
+                locks,
+                f"{reason}, at the latest from {moment:%Y-%m-%d %H:%M:%S} UTC on"
+                if moment
+                else reason,
+            )
+
+
+def missing_messages(
     runtime: Runtime,
     locks: Iterable[HeldLock],
     timeout_s: float = DEFAULT_TIMEOUT_S,
     workers: Workers | None = None,
-) -> Iterator[HeldLock]:
-    """Those of the locks whose task waits while its queue is empty and no worker holds it.
-
-    The queue is the one that the task's calls go to; a call that was sent to another one by
-    ``queue=`` is taken for lost when that of its task is empty.
-    """
+) -> Iterator[Missing]:
+    """Those of the locks whose task waits and whose message was found nowhere."""
     workers = ask_workers(runtime.app, timeout_s) if workers is None else workers
-    untold = sorted([*workers.silent, *workers.without])
-    if untold:
-        raise NotKnown(
-            f"Which messages are gone cannot be told, since these workers did not say what they "
-            f"hold: {', '.join(untold)}"
-        )
     candidates = (lock for lock in locks if may_be_lost(lock))
     while batch := list(islice(candidates, BATCH)):
-        yield from _lost(runtime, batch, sorted(workers.told), timeout_s)
+        yield from _missing(runtime, batch, workers, timeout_s)
 
 
 def may_be_lost(lock: HeldLock) -> bool:
@@ -46,35 +101,22 @@ def may_be_lost(lock: HeldLock) -> bool:
     return lock.state in _WAITING and lock.age_ms >= YOUNGEST_MS
 
 
-def _lost(
-    runtime: Runtime, batch: list[HeldLock], workers: list[str], timeout_s: float
-) -> Iterator[HeldLock]:
+def _missing(
+    runtime: Runtime, batch: list[HeldLock], workers: Workers, timeout_s: float
+) -> Iterator[Missing]:
     # In this order: a message goes from its queue to a worker, and its end changes the record.
-    queues = {lock.entry.task_name: "" for lock in batch}
-    for name in queues:
-        queues[name] = queue_of_task(runtime, name)
-    seen = look_into_queues(runtime.app, set(queues.values()))
-    left = [lock for lock in batch if not seen[queues[lock.entry.task_name]].messages]
-    if not left:
-        return
-    _refuse_unknown_consumers(seen, len(workers))
-    unacknowledged = unacknowledged_ids(runtime.app)
-    held = held_by_workers(runtime.app, workers, [lock.task_id for lock in left], timeout_s)
-    if held is None or unacknowledged is None:
-        raise NotKnown("Which messages are gone cannot be told: the workers did not all answer")
-    for lock in left:
-        if lock.task_id not in held | unacknowledged and _is_unchanged(runtime, lock):
-            yield lock
-
-
-def _refuse_unknown_consumers(queues: Mapping[str, Queue], workers: int) -> None:
-    """A worker too busy to answer is not known to be there, and may hold messages."""
-    for name, queue in queues.items():
-        if queue.consumers > workers:
-            raise NotKnown(
-                f"Which messages are gone cannot be told: queue {name} has {queue.consumers} "
-                f"consumers, and {workers} workers have told what they hold"
-            )
+    places = not_in_queues(runtime, batch, workers)
+    held, silent = held_by_workers(runtime.app, sorted(workers.told), list(places), timeout_s)
+    untold = sorted({*silent, *workers.silent, *workers.without})
+    unless = f"these workers did not tell what they hold: {', '.join(untold)}" if untold else ""
+    for lock in batch:
+        place = places.get(lock.task_id)
+        if place is None or lock.task_id in held:
+            continue
+        if place.unless or unless:
+            yield Missing(lock, place.unless or unless, place.returns_at_ms)
+        elif _is_unchanged(runtime, lock):
+            yield Missing(lock)
 
 
 def _is_unchanged(runtime: Runtime, lock: HeldLock) -> bool:

@@ -1,77 +1,328 @@
-"""What waits in the broker, as far as it can be seen without taking it out."""
+"""What the broker has of a message, as far as it can be seen without taking it out.
+
+Two brokers can be looked into. Redis shows every message, in a queue or with the worker that
+fetched it. RabbitMQ shows how many messages are ready in a queue and how many consumers it has: an
+empty queue is known to be empty, and what its consumers hold is known from them alone.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from celery.app.routes import MapRoute
+from kombu.exceptions import KombuError
 
 from celery_unique.publish import queue_of
 from celery_unique.runtime import Runtime
 
-from .workers import broker_errors
+from .selecting import HeldLock
+from .workers import BrokerUnavailable, Workers
 
-#: Messages that workers have taken and not acknowledged are looked through up to here.
-MOST_UNACKNOWLEDGED = 100_000
-
-
-def queue_of_task(runtime: Runtime, task_name: str) -> str:
-    """The queue that a call of the task goes to which asks for none."""
-    task = runtime.app.tasks.get(task_name)
-    options = task._get_exec_options() if task is not None else {}
-    return queue_of(runtime, task_name, (), {}, task, options)
+#: Messages that are looked through at most, on Redis.
+MOST_MESSAGES = 100_000
+#: Elements of a list that are read at once: messages may be large.
+CHUNK = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    messages: int = 0  # that wait, and that no worker has taken
-    consumers: int = 0  # 0 where the broker does not tell
+class NotInQueue:
+    """A message that no queue has, and what that proves."""
+
+    #: Why it may exist all the same; empty: the broker does not have it.
+    unless: str = ""
+    #: When Redis delivers it again, where a worker has fetched it and not acknowledged it.
+    returns_at_ms: int = 0
 
 
-def look_into_queues(app: Any, names: Iterable[str]) -> dict[str, Queue]:
-    """How many messages wait in each queue. One that is not there has none."""
-    seen = {}
-    with broker_errors(), app.connection_for_read() as connection:
-        for name in names:
-            # A channel for each: RabbitMQ closes it when asked for a queue that is not there.
-            with connection.channel() as channel:
-                try:
-                    told = channel.queue_declare(queue=name, passive=True)
-                    seen[name] = Queue(told.message_count, told.consumer_count)
-                except connection.channel_errors:
-                    seen[name] = Queue()
-    return seen
+class Unseen(Exception):
+    """Nothing can be seen in this broker now; the text is the reason."""
 
 
-def unacknowledged_ids(app: Any) -> set[str] | None:
-    """Ids of messages that were delivered to a worker, perhaps a dead one, and come back.
-
-    Redis keeps them where one can look; None: too many to look through. RabbitMQ gives those of
-    a dead worker to the queue at once, so there is nothing to look for.
-    """
-    with broker_errors(), app.connection_for_read() as connection:
-        channel = connection.default_channel
-        if not hasattr(channel, "unacked_key"):
-            return set()
-        found = set()
-        for n, payload in enumerate(_unacknowledged(channel)):
-            if n >= MOST_UNACKNOWLEDGED:
-                return None
-            found.add(_id_of(payload))
-        return found
+def not_in_queues(
+    runtime: Runtime, locks: list[HeldLock], workers: Workers
+) -> dict[str, NotInQueue]:
+    """By task id: the locks whose message no queue has, or may have. The others are left out."""
+    with _broker(runtime.app) as connection:
+        channel, kind = connection.default_channel, connection.transport.driver_type
+        try:
+            if kind == "redis" and hasattr(channel, "unacked_key"):
+                return _not_in_redis(runtime.app, channel, locks, workers)
+            if kind == "amqp":
+                return _not_in_rabbitmq(runtime, connection, locks, workers)
+            raise Unseen(f"a broker of this kind ({kind}) cannot be looked into")
+        except Unseen as reason:
+            return {lock.task_id: NotInQueue(str(reason)) for lock in locks}
 
 
-def _unacknowledged(channel: Any) -> Iterator[Any]:
-    # kombu's client puts its prefix before the keys of some commands, and this is none of them.
-    name = f"{getattr(channel, 'global_keyprefix', '') or ''}{channel.unacked_key}"
-    for _, payload in channel.client.hscan_iter(name, count=500):
-        yield payload
+@contextmanager
+def _broker(app: Any) -> Iterator[Any]:
+    with app.connection_for_read() as connection:
+        errors = tuple(
+            {KombuError, OSError, *connection.connection_errors, *connection.channel_errors}
+            - {KeyError}  # kombu counts it, and it would hide a mistake here
+        )
+        try:
+            yield connection
+        except errors as error:
+            raise BrokerUnavailable(
+                f"The broker cannot be looked into: {error}. Check that it runs and that "
+                "broker_url leads to it"
+            ) from error
 
 
-def _id_of(payload: Any) -> str:
+# -- Redis -------------------------------------------------------------------------------
+
+
+def _not_in_redis(
+    app: Any, channel: Any, locks: list[HeldLock], workers: Workers
+) -> dict[str, NotInQueue]:
+    wanted = {lock.task_id for lock in locks}
+    budget = _Budget()
+    # In this order: a message that was fetched goes back to its queue, and one that is fetched
+    # from a queue is known to the worker that has it, which is asked last.
+    fetched = _fetched(channel, wanted, budget)
+    left = wanted - _queued(channel, wanted, budget)
+    uncounted = _uncounted(app, channel, workers)
+    places = {}
+    for task_id in left:
+        if task_id in fetched:
+            places[task_id] = _will_return(channel, fetched[task_id])
+        else:
+            places[task_id] = NotInQueue(uncounted)
+    return places
+
+
+@dataclass(slots=True)
+class _Budget:
+    left: int = MOST_MESSAGES
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Unseen(
+                f"the broker has more than {MOST_MESSAGES:,} messages, too many to look through"
+            )
+
+
+def _fetched(channel: Any, wanted: set[str], budget: _Budget) -> dict[str, Any]:
+    """Id -> delivery tag, of messages that a worker, perhaps a dead one, has not acknowledged."""
+    found = {}
+    # kombu's client puts its prefix before the keys of some commands, and HSCAN is none of them.
+    for tag, payload in channel.client.hscan_iter(_key(channel, channel.unacked_key), count=CHUNK):
+        budget.spend()
+        task_id = _id_of(payload)
+        if task_id in wanted:
+            found[task_id] = tag
+    return found
+
+
+def _queued(channel: Any, wanted: set[str], budget: _Budget) -> set[str]:
+    """Ids in the queues. Any list may be one: of any name, priority and prefix."""
+    found: set[str] = set()
+    for name in channel.client.scan_iter(count=1000, _type="LIST"):
+        for payload in _messages(channel.client, name):
+            budget.spend()
+            task_id = _id_of(payload)
+            if task_id is None:
+                break  # a list of something else
+            if task_id in wanted:
+                found.add(task_id)
+    return found
+
+
+def _messages(client: Any, name: Any) -> Iterator[Any]:
+    """The elements of a queue. From its head, where new ones are put: those that it had are
+    seen at least once, since they only move on."""
+    at = 0
+    while chunk := client.lrange(name, at, at + CHUNK - 1):
+        yield from chunk
+        at += len(chunk)
+
+
+def _id_of(payload: Any) -> str | None:
+    """The id of a task's message, empty for another message, None for what is no message."""
     try:
-        message = json.loads(payload)[0]
-        return str(message["headers"]["id"])
-    except (ValueError, KeyError, TypeError, IndexError):
-        return ""  # not a task's message
+        message = json.loads(payload)
+        if isinstance(message, list):  # as it is kept while it is not acknowledged
+            message = message[0]
+        headers, properties = message["headers"], message["properties"]
+        return str(headers.get("id") or properties.get("correlation_id") or "")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def _will_return(channel: Any, tag: Any) -> NotInQueue:
+    index = _key(channel, channel.unacked_index_key)
+    fetched_at = channel.client.zscore(index, tag) or time.time()
+    timeout_s = channel.visibility_timeout
+    return NotInQueue(
+        "its message was fetched by a worker that does not answer, and Redis delivers it again "
+        f"when the visibility timeout ({timeout_s:g} s) has passed",
+        round((fetched_at + timeout_s) * 1000),
+    )
+
+
+def _key(channel: Any, name: str) -> str:
+    return f"{getattr(channel, 'global_keyprefix', '') or ''}{name}"
+
+
+def _uncounted(app: Any, channel: Any, workers: Workers) -> str:
+    """Why a worker may be there that did not answer; empty: all have.
+
+    Redis says how many clients receive what is broadcast to workers, and a worker that is too
+    busy to answer is one of them. The message is addressed to none, so that none acts on it.
+    """
+    if not app.conf.worker_enable_remote_control:
+        return "workers cannot be asked what they hold (worker_enable_remote_control is off)"
+    exchange = app.control.mailbox.exchange.name
+    body = {"method": "ping", "arguments": {}, "destination": ["(no worker)"]}
+    message = channel.prepare_message(
+        json.dumps(body), content_type="application/json", content_encoding="utf-8"
+    )
+    channel._inplace_augment_message(message, exchange, "")
+    payload = json.dumps(message)
+    listening = max(channel.client.publish(topic, payload) for topic in _topics(channel, exchange))
+    if listening > len(workers.told):
+        return (
+            f"{listening} workers listen for remote control and {len(workers.told)} answered: one "
+            "that is busy or stopped may hold it"
+        )
+    return ""
+
+
+def _topics(channel: Any, exchange: str) -> list[str]:
+    if hasattr(channel, "_get_publish_topics"):  # kombu 5.7
+        topics: list[str] = channel._get_publish_topics(exchange, "")
+        return topics
+    return [channel._get_publish_topic(exchange, "")]
+
+
+# -- RabbitMQ ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    messages: int = 0  # ready: not those that a consumer holds
+    consumers: int = 0
+    unless: str = ""  # why its content cannot be told
+
+
+def _not_in_rabbitmq(
+    runtime: Runtime, connection: Any, locks: list[HeldLock], workers: Workers
+) -> dict[str, NotInQueue]:
+    # In this order, which is a delayed message's own.
+    delayed = _delayed(connection) if any(_may_be_delayed(lock) for lock in locks) else ""
+    queues = {lock.entry.task_name: _queues_of(runtime, lock.entry.task_name) for lock in locks}
+    seen = {
+        name: _look_into(runtime.app, connection, name, workers)
+        for name in {name for names in queues.values() for name in names}
+    }
+    by_calls = _routed_by_calls(runtime)
+    places = {}
+    for lock in locks:
+        own = [seen[name] for name in queues[lock.entry.task_name]]
+        if any(queue.messages for queue in own):
+            continue
+        unless = _elsewhere(lock) or by_calls
+        if not unless and _may_be_delayed(lock):
+            unless = delayed
+        unless = unless or next((queue.unless for queue in own if queue.unless), "")
+        places[lock.task_id] = NotInQueue(unless or _held_unseen(runtime, lock))
+    return places
+
+
+def _queues_of(runtime: Runtime, task_name: str) -> set[str]:
+    """The queues that a call goes to which names none: by the task, and by its name."""
+    task = runtime.app.tasks.get(task_name)
+    options = task._get_exec_options() if task is not None else {}
+    return {queue_of(runtime, task_name, (), {}, task, each) for each in (options, {})}
+
+
+def _routed_by_calls(runtime: Runtime) -> str:
+    if all(isinstance(route, MapRoute) for route in runtime.app.amqp.router.routes):
+        return ""
+    return (
+        "task_routes has a function, which may send each call to another queue, and RabbitMQ "
+        "does not list its queues"
+    )
+
+
+def _elsewhere(lock: HeldLock) -> str:
+    if lock.entry.queue_named:
+        return "its call named a queue, which is not recorded"
+    if lock.state == "retryable":
+        return "it waits for a retry, and a retry may go to another queue"
+    return ""
+
+
+def _may_be_delayed(lock: HeldLock) -> bool:
+    return bool(lock.entry.eta)
+
+
+def _delayed(connection: Any) -> str:
+    """With quorum queues Celery has RabbitMQ delay messages, in queues of its own: a message
+    goes from those of the longest times to those of the shortest."""
+    from kombu.transport import native_delayed_delivery as delaying
+
+    waiting = 0
+    for level in range(delaying.MAX_LEVEL, -1, -1):
+        queue = _passively(connection, delaying.level_name(level))
+        if queue.unless:
+            return queue.unless
+        waiting += queue.messages
+    if not waiting:
+        return ""
+    return (
+        f"{waiting} messages wait for their time in RabbitMQ's delay queues (celery_delayed_*), "
+        "and it may be one of them"
+    )
+
+
+def _look_into(app: Any, connection: Any, name: str, workers: Workers) -> _Queue:
+    if name not in app.amqp.queues:  # to which a route adds the queue that it chooses
+        return _Queue(unless=f"calls of its task are sent to an exchange ({name}), not to a queue")
+    known = app.amqp.queues[name]
+    if "x-dead-letter-exchange" in (getattr(known, "queue_arguments", None) or {}):
+        return _Queue(unless=f"queue {name} has a dead-letter exchange, and it may have gone there")
+    queue = _passively(connection, name)
+    answered = sum(name in told.get("queues", ()) for told in workers.told.values())
+    if queue.consumers > answered and not queue.unless:
+        unless = (
+            f"queue {name} has {queue.consumers} consumers, and {answered} of them answered: one "
+            "that is busy or stopped may hold it"
+        )
+        return _Queue(queue.messages, queue.consumers, unless)
+    return queue
+
+
+def _passively(connection: Any, name: str) -> _Queue:
+    """One that is not there has no messages."""
+    # A channel for each: RabbitMQ closes it when asked for a queue that is not there.
+    with connection.channel() as channel:
+        try:
+            told = channel.queue_declare(queue=name, passive=True)
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) == 404:
+                return _Queue()
+            return _Queue(unless=f"queue {name} cannot be looked into: {error}")
+        return _Queue(told.message_count, told.consumer_count)
+
+
+def _held_unseen(runtime: Runtime, lock: HeldLock) -> str:
+    """A worker that is stopping consumes no more and does not answer, and still has what it
+    fetched: it can be told by the leases, which it renews. They run from the ETA."""
+    leases = runtime.holding.leases
+    renewed_at = lock.entry.lease - leases.queue_ms
+    if renewed_at + leases.run_ms <= lock.now:
+        return ""
+    if lock.entry.eta > lock.now:
+        return "its ETA is ahead: until then a worker that is stopping may hold it unseen"
+    return (
+        f"it was published, or its lease was renewed, in the last {leases.run_ms / 1000:g} s: "
+        "until then a worker that is stopping may hold it unseen"
+    )

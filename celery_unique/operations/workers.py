@@ -25,10 +25,6 @@ class BrokerUnavailable(NoAnswer):
     """The broker does not answer, so that neither queues nor workers can be asked."""
 
 
-class NotKnown(NoAnswer):
-    """Not everybody has told what they hold, so that nothing can be said of messages."""
-
-
 @dataclass(slots=True)
 class Workers:
     """The workers that are there, and what those with this library have told of themselves."""
@@ -92,16 +88,16 @@ def _hear(app: Any, workers: Workers, there: list[str], timeout_s: float) -> Non
 
 def held_by_workers(
     app: Any, names: Sequence[str], task_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
-) -> set[str] | None:
-    """Which of the tasks a worker has the message of; None where one of them did not tell."""
-    if not names:
-        return set()
+) -> tuple[set[str], list[str]]:
+    """Which of the tasks a worker has the message of, and the workers that did not tell."""
+    if not names or not task_ids:
+        return set(), []
     arguments = {"limit": len(task_ids), "task_ids": list(task_ids)}
     with broker_errors():
         replies = dict(_broadcast(app, "unique_held", timeout_s, list(names), arguments))
-    if any("held" not in (replies.get(name) or {}) for name in names):
-        return None
-    return {held["task_id"] for reply in replies.values() for held in reply["held"]}
+    told = {name: reply for name, reply in replies.items() if "held" in (reply or {})}
+    held = {held["task_id"] for reply in told.values() for held in reply["held"]}
+    return held, [name for name in names if name not in told]
 
 
 def _broadcast(

@@ -49,6 +49,9 @@ LETTER_OF = {
 }
 STATE_OF = {letter: state for state, letter in LETTER_OF.items()}
 TERMINAL_LETTERS = frozenset("cdx")
+#: Among those letters, and of no meaning to any act: the call named its queue or exchange, so
+#: that its message is not to be looked for where its task's calls go.
+QUEUE_NAMED = "q"
 
 
 def letters(states: Any) -> str:
@@ -78,7 +81,8 @@ class TaskEntry:
     task_name: str = ""
     window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
     eta: int = 0
-    keep: str = ""  # letters of the terminal states in which it stays recorded
+    #: Letters of the terminal states in which it stays recorded, and QUEUE_NAMED.
+    keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
     delivery: str = ""  # who runs it; new for every message received
@@ -93,6 +97,11 @@ class TaskEntry:
     @property
     def terminal(self) -> bool:
         return self.state in TERMINAL_LETTERS
+
+    @property
+    def queue_named(self) -> bool:
+        """The call itself said where its message goes."""
+        return QUEUE_NAMED in self.keep
 
     @property
     def ending(self) -> bool:

@@ -49,6 +49,7 @@ def unique_held(
         {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
         for each in list(runtime.failovers)
     ]
+    told["queues"] = _queues(state)
     told["renewal"] = runtime.renewal.as_document() if runtime.renewal is not None else None
     return told | _held(runtime, state, limit, task_ids)
 
@@ -60,6 +61,12 @@ def _store(runtime: Runtime) -> dict[str, Any]:
         return {"store": runtime.store.fingerprint(), "namespace": runtime.settings.namespace}
     except CeleryUniqueError as error:  # a worker without unique tasks needs none
         return {"store": None, "namespace": None, "store_error": str(error)}
+
+
+def _queues(state: Any) -> list[str]:
+    """Which queues this worker consumes from."""
+    consumer = getattr(getattr(state, "consumer", None), "task_consumer", None)
+    return sorted(str(queue.name) for queue in getattr(consumer, "queues", ()))
 
 
 def _held(runtime: Runtime, state: Any, limit: int, task_ids: list[str] | None) -> dict[str, Any]:

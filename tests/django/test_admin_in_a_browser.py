@@ -132,9 +132,10 @@ def test_every_column_is_seen_at_1280_pixels(
 ) -> None:
     django_process.call(PEOPLE, "hold_long_names")
     session = django_process.call(PEOPLE, "superuser_session")
-    # How far the table, and each of its cells, reaches beyond what shows it.
+    # The cells that reach beyond what shows the table.
     script = """
-        const results = document.querySelector('.results'), edge = results.getBoundingClientRect().right;
+        const results = document.querySelector('.results');
+        const edge = results.getBoundingClientRect().right;
         return [...results.querySelectorAll('th, td')]
             .filter((cell) => cell.getBoundingClientRect().right > edge + 1)
             .map((cell) => cell.textContent.trim());

@@ -138,6 +138,7 @@ def test_with_redis_by_one_setting_it_is_the_same(
 
 
 def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], Page]) -> None:
+    eventually(lambda: shop.events("run", "nightly_report"), timeout=60)
     page = visit(shop)
 
     for task in ("sync_stock", "reindex_product", "nightly_report"):
@@ -150,16 +151,25 @@ def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], P
     saves = page.counts("reindex_product")
     assert saves["calls"] == saves["replaced"] + saves["runs"] == 10
     assert saves["runs"] <= 2
+    # Beat was earlier, in this minute or in the one before: the run that answers for these
+    # duplicates is shown with them.
     reports = eventually(
-        lambda: (seen := page.counts("nightly_report"))["calls"] >= 10 and seen, timeout=60
+        lambda: (
+            (seen := page.counts("nightly_report"))["calls"] >= 10 and seen["runs"] >= 1 and seen
+        ),
+        timeout=60,
     )
-    assert reports["runs"] <= 1 < reports["duplicates"]
+    assert reports["calls"] - reports["duplicates"] <= reports["runs"] <= 2
     bodies = f"{CARD % 'choose_offer'} ul.runs li"
     eventually(
         lambda: sum("of 3 offers" in text for text in page.texts(bodies)) == 2,
         timeout=60,
         message=f"{page.texts(bodies)}",
     )
+    # Two chords of three offers; the choices that follow are shown, and not counted.
+    offers = page.counts("choose_offer")
+    assert offers["calls"] == 6
+    assert offers["runs"] == 6 - offers["duplicates"]
     # One that runs and one that follows; or one, if all ten came before it began.
     synced = eventually(
         lambda: (
