@@ -22,12 +22,19 @@ def is_sent_again(runtime: Runtime, name: str, options: dict[str, Any]) -> bool:
 
     A header that was copied from another task is taken off: it is not this call's.
     """
-    header = _header_of_sender(runtime, name, options)
+    request = _retried_request(runtime, name, options)
+    packed = getattr(request, HEADER, None)
     headers = options.get("headers") or {}
-    if header is None:
+    if packed is None:
         if HEADER not in headers:
             return False
-        header = LockHeader.from_message(headers[HEADER])
+        packed = headers[HEADER]
+    header, wrong = LockHeader.read(packed)
+    if wrong and (request is not None or options.get("retries")):
+        # Carried as it came. A retry is never checked again: its own lock, which cannot be read
+        # here, would make it a duplicate of itself.
+        options["headers"] = {**headers, HEADER: packed}
+        return True
     headers = {name: value for name, value in headers.items() if name != HEADER}
     again = header is not None and header.task_id == options.get("task_id")
     if again and header is not None:
@@ -36,8 +43,8 @@ def is_sent_again(runtime: Runtime, name: str, options: dict[str, Any]) -> bool:
     return again
 
 
-def _header_of_sender(runtime: Runtime, name: str, options: dict[str, Any]) -> LockHeader | None:
-    """The header of the running task, if this is its retry.
+def _retried_request(runtime: Runtime, name: str, options: dict[str, Any]) -> Any:
+    """The request of the running task, if this is its retry.
 
     A retry does not depend on the headers that it is published with: Celery takes them from a
     header named ``headers`` alone, where a tracing library has added one, and
@@ -48,7 +55,7 @@ def _header_of_sender(runtime: Runtime, name: str, options: dict[str, Any]) -> L
     request = current_request(runtime)
     if request is None or request.id != options.get("task_id") or request.task != name:
         return None
-    return LockHeader.from_message(getattr(request, HEADER, None))
+    return request
 
 
 def is_handed_over(runtime: Runtime, name: str, key: str | None, options: dict[str, Any]) -> bool:

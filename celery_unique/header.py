@@ -2,11 +2,15 @@
 
 The key is computed once, by the caller, and travels here: the worker never
 computes it again. Fields of a newer release are carried along untouched.
+
+Messages come from anywhere: from other releases, from foreign producers. What this release uses
+is checked on arrival, in one place: no field of another type or size gets past ``read``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -47,12 +51,33 @@ class LockHeader:
 
     @classmethod
     def from_message(cls, packed: object) -> LockHeader | None:
-        """The header of a message, or None where it is not one of ours."""
-        if not isinstance(packed, Mapping) or not packed.get("id") or not packed.get("key"):
-            return None
-        known = {attribute: packed[name] for name, attribute in _FIELDS.items() if name in packed}
+        """The header of a message, or None where there is none that can be read."""
+        return cls.read(packed)[0]
+
+    @classmethod
+    def read(cls, packed: object) -> tuple[LockHeader | None, str]:
+        """The header of a message, or None and what is wrong with it; nothing is wrong with a
+        message that has no header. Raises nothing, whatever the message contains."""
+        if packed is None:
+            return None, ""
+        if not isinstance(packed, Mapping):
+            return None, f"it must be a mapping, not {_kind(packed)}"
+        for name in ("id", "key"):
+            if name not in packed:
+                return None, f"{name} is missing"
+        known: dict[str, Any] = {}
+        for name, attribute in _FIELDS.items():
+            if name in packed:
+                is_right, wanted = _CHECKS[name]
+                if not is_right(packed[name]):
+                    return None, f"{name} must be {wanted}, not {_kind(packed[name])}"
+                known[attribute] = packed[name]
         unknown = {name: value for name, value in packed.items() if name not in _FIELDS}
-        return cls(**known, unknown=unknown)
+        return cls(**known, unknown=unknown), ""
+
+    def received_as(self, delivery: str) -> LockHeader:
+        """As a worker takes it from the broker: what only a worker adds is its own to say."""
+        return replace(self, delivery=delivery, token=0, again=False, watched=False)
 
     def as_published(self) -> LockHeader:
         """Without what only the worker adds: a retry is published again from here."""
@@ -78,3 +103,66 @@ _FIELDS = {
     "again": "again",
     "watched": "watched",
 }
+
+
+#: No store holds more, or shows it: the last millisecond of the year 9999.
+_LAST_MS = 253_402_300_799_999
+#: A token is the store's clock in microseconds, and grows by one where that stands still.
+_LAST_TOKEN = 1000 * _LAST_MS
+#: Of every text but the task's id, which is as long as its caller has made it.
+_LONGEST = {"key": 255, "ns": 100, "keep": 26}
+_LONGEST_OTHER = 1000
+
+
+def _is_text(value: object, longest: int) -> bool:
+    """Text that every store can hold: as UTF-8, and without the character NUL."""
+    if type(value) is not str or len(value) > longest or "\0" in value:
+        return False
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_id(value: object) -> bool:
+    return bool(value) and _is_text(value, sys.maxsize)
+
+
+def _is_name(longest: int) -> Callable[[object], bool]:
+    return lambda value: _is_text(value, longest)
+
+
+def _is_number(highest: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and 0 <= value <= highest
+
+
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
+
+
+def _kind(value: object) -> str:
+    """What stands there, without the value: it may be long, or private."""
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    if type(value) is int:
+        return f"a number of {value.bit_length()} bits" + (" below zero" if value < 0 else "")
+    return "null" if value is None else f"{type(value).__name__}"
+
+
+def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:
+    checks: dict[str, tuple[Callable[[object], bool], str]] = {
+        "id": (_is_id, "a text that is not empty"),
+        "key": (
+            lambda value: bool(value) and _is_text(value, _LONGEST["key"]),
+            f"a text of 1 to {_LONGEST['key']} characters",
+        ),
+        "at": (_is_number(_LAST_MS), "a time in milliseconds"),
+        "window": (_is_number(_LAST_MS), "a time in milliseconds"),
+        "token": (_is_number(_LAST_TOKEN), "a whole number of microseconds"),
+        "again": (_is_flag, "true or false"),
+        "watched": (_is_flag, "true or false"),
+    }
+    for name in _FIELDS.keys() - checks.keys():
+        longest = _LONGEST.get(name, _LONGEST_OTHER)
+        checks[name] = (_is_name(longest), f"a text of at most {longest} characters")
+    return checks
+
+
+_CHECKS = _checks()

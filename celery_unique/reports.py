@@ -166,6 +166,25 @@ def lost(app: Any, task_name: str, task_id: str, key: str, reason: str) -> None:
     signals.unique_lost.send(sender=task_name, task_id=task_id, key=key, reason=reason, app=app)
 
 
+def unreadable_header(
+    app: Any, task_name: str, task_id: str, wrong: str, *, runs: bool = True
+) -> None:
+    """As ``lost``: its caller may have taken a lock, and nothing here renews or releases it."""
+    reason = f"its header celery_unique cannot be read: {wrong}"
+    logger.warning(
+        "%s[%s]: its header celery_unique cannot be read: %s. %s. Its sender is a newer release of "
+        "celery-unique-tasks (upgrade this worker) or another program that sets this header (let "
+        "it send none). A key that it holds is free when its lease ends, or with "
+        "celery -A APP unique release --task-id ID",
+        task_name,
+        task_id,
+        wrong,
+        "The task runs without a lock" if runs else "The message was dropped",
+        extra=facts(task_name, task_id, "unreadable_header", reason=reason),
+    )
+    signals.unique_lost.send(sender=task_name, task_id=task_id, key="", reason=reason, app=app)
+
+
 def store_error(
     app: Any, act: str, error: StoreUnavailable, task_name: str, task_id: str, key: str
 ) -> None:

@@ -188,7 +188,7 @@ class _Ending:
 
 
 def _runs_beside_the_gate(header: LockHeader) -> bool:
-    return header.delivery.split("/")[1] == str(os.getpid())
+    return header.delivery.rsplit("/", 3)[1:2] == [str(os.getpid())]
 
 
 def after_result(

@@ -85,12 +85,13 @@ class GatedRequest:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        header = LockHeader.from_message(self._request_dict.get(HEADER))
-        if header is not None and header.task_id == self.id:
+        header, wrong = LockHeader.read(self._request_dict.get(HEADER))
+        if wrong:
+            # Left in the message, for a retry that a newer worker may understand.
+            reports.unreadable_header(self._app, self.name, str(self.id), wrong)
+        elif header is not None and header.task_id == self.id:
             self.unique_lock = replace(
-                header,
-                delivery=new_delivery(self.hostname),
-                again=False,
+                header.received_as(new_delivery(self.hostname)),
                 watched=events.is_watched(self._eventer, self.task),
             )
             self._unique_received_at = time.monotonic()

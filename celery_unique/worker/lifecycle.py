@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from celery import signals
@@ -118,11 +117,15 @@ class WorkerLife:
     def _on_unusable(self, sender: Any, message: Any, *, rejected: bool = False) -> None:
         """The message cannot become a task here, and was dropped."""
         headers = getattr(message, "headers", None) or {}
-        header = LockHeader.from_message(headers.get(HEADER))
+        header, wrong = LockHeader.read(headers.get(HEADER))
+        task_name, holding = str(headers.get("task")), self._runtime.holding
+        if wrong:
+            reports.unreadable_header(
+                self._runtime.app, task_name, str(headers.get("id")), wrong, runs=False
+            )
         if header is None or header.task_id != headers.get("id"):
             return
-        header = replace(header, delivery=new_delivery(getattr(sender, "hostname", None)))
-        task_name, holding = str(headers.get("task")), self._runtime.holding
+        header = header.received_as(new_delivery(getattr(sender, "hostname", None)))
         state = State.DISCARDED
         finished = holding.finish(header, task_name, state, backstop=True, rejected=rejected)
         if finished.settle:

@@ -7,8 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from celery_unique.header import HEADER, VERSION, LockHeader
+from tests.kit.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
 
 KEY = "1:10b82e1a1f18ffba7656145a57c63e52143cd498c43f8681892a7959f76965a0"
 
@@ -124,3 +127,71 @@ def test_what_a_newer_release_says_never_stands_over_what_is_known_here() -> Non
 )
 def test_what_is_not_a_header_of_ours_is_none(message: object) -> None:
     assert LockHeader.from_message(message) is None
+
+
+@pytest.mark.parametrize("variant", UNREADABLE)
+def test_a_header_that_cannot_be_read_is_none_and_says_what_is_wrong(variant: str) -> None:
+    header, wrong = LockHeader.read(UNREADABLE[variant]("5b1f", KEY))
+
+    assert header is None
+    assert wrong
+    assert len(wrong) < 100  # and not the value, which may be long or private
+
+
+@pytest.mark.parametrize("variant", READABLE)
+def test_a_strange_header_that_does_no_harm_is_read(variant: str) -> None:
+    header, wrong = LockHeader.read(READABLE[variant]("5b1f", KEY))
+
+    assert header is not None
+    assert wrong == ""
+
+
+@pytest.mark.parametrize("key", STRANGE_KEYS)
+def test_a_key_that_this_release_does_not_make_is_carried(key: str) -> None:
+    header, _ = LockHeader.read(changed(key=key)("5b1f", KEY))
+
+    assert header is not None
+    assert header.key == key
+
+
+def test_what_only_a_worker_adds_is_not_taken_from_a_producer() -> None:
+    received = FULL.received_as("w9-1")
+
+    assert (received.delivery, received.token, received.again, received.watched) == (
+        "w9-1",
+        0,
+        False,
+        False,
+    )
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.one_of(ANYTHING, st.dictionaries(st.sampled_from([*ON_THE_WIRE, "other"]), ANYTHING)))
+def test_reading_never_raises_and_what_is_read_has_the_types_that_every_store_takes(
+    packed: object,
+) -> None:
+    header, wrong = LockHeader.read(packed)
+
+    assert header is None or wrong == ""
+    if header is not None:
+        for field in fields(LockHeader):
+            value, default = getattr(header, field.name), getattr(FULL, field.name)
+            assert field.name == "unknown" or type(value) is type(default)
+        assert header.key.encode()
+        assert header.task_id.encode()
+
+
+@given(
+    st.sampled_from([name for name in ON_THE_WIRE if name != "v"]),
+    ANYTHING,
+)
+def test_any_value_of_any_field_is_read_or_refused(name: str, value: object) -> None:
+    header, wrong = LockHeader.read({**ON_THE_WIRE, name: value})
+
+    assert (header is None) == bool(wrong)
