@@ -18,6 +18,7 @@ from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from celery.utils.serialization import get_pickleable_exception
+from celery.worker import state as worker_state
 
 from celery_unique.completing import Outcome
 from celery_unique.continuations import BODY_OVER
@@ -142,7 +143,9 @@ class _Ending:
             self._header,
             self._task.name,
             state,
-            settle_later=bool(self._task.acks_late or self._header.keep),
+            settle_later=bool(
+                self._task.acks_late or self._header.keep or self._is_unacknowledged()
+            ),
             # Only known here to a store that is away now; else the worker says so, with settle.
             rejected=rejected,
         )
@@ -176,6 +179,12 @@ class _Ending:
         limit = (self._request.timelimit or (None,))[0] or self._task.time_limit
         return bool(limit) and type(exit_).__module__.startswith(("gevent.", "eventlet."))
 
+    def _is_unacknowledged(self) -> bool:
+        """Whether an early acknowledgement is still to be sent: on solo, where the body keeps
+        the event loop from that."""
+        request = _request_of(self._header)
+        return request is not None and request.is_unacknowledged()
+
     def _goes_on_in_ms(self) -> int | None:
         delay: int | None = self._request.__dict__.get("unique_goes_on_in_ms")
         return delay
@@ -184,7 +193,16 @@ class _Ending:
         self._holding.ended_here(self._header.delivery)
         # A message that is not acknowledged yet can come back after the retry has ended.
         copies = bool(self._task.acks_late) or self._header.again
+        if not copies and self._is_unacknowledged():
+            copies = _request_of(self._header).may_exist_twice()
         self._holding.retried(self._header, self._task.name, self._goes_on_in_ms() or 0, copies)
+
+
+def _request_of(header: LockHeader) -> Any:
+    """The request of a body that runs in the worker's main process; None in one of the pool's."""
+    request = worker_state.requests.get(header.task_id)
+    lock = getattr(request, "unique_lock", None)
+    return request if lock is not None and lock.delivery == header.delivery else None
 
 
 def _runs_beside_the_gate(header: LockHeader) -> bool:
@@ -221,8 +239,12 @@ def _settle(
 ) -> None:
     if waiting is not None:
         header, state = waiting
-        failed = celery_state == states.FAILURE
-        runtime.holding.settle(header, task.name, State.DISCARDED if failed else state)
+        state = State.DISCARDED if celery_state == states.FAILURE else state
+        request = _request_of(header)
+        if request is not None and request.is_unacknowledged():
+            request.settle_early(state)
+        else:
+            runtime.holding.settle(header, task.name, state)
 
 
 def _outcome(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery.bootsteps import RUN
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state as worker_state
 
 from celery_unique import events, reports
@@ -231,11 +232,15 @@ class GatedRequest:
             self._runtime.holding.dropped(self.unique_lock, self.name)
 
     def _notice_acknowledgement(self) -> None:
-        """To be called before Celery is asked for it. Of one that is sent before the body
-        runs nobody has to hear: it is over when the body is."""
-        late = not self.unique_started or self.task.acks_late
+        """To be called before Celery is asked for it. One that is sent before the body runs is
+        over when the body is. A solo worker sends every one after the body: its event loop
+        stands still meanwhile."""
+        late = not self.unique_started or self.task.acks_late or self._runs_in_the_event_loop()
         if late and self.unique_lock is not None and not self.acknowledged:
             self._unique_acknowledgement = Acknowledgement(self._message)
+
+    def _runs_in_the_event_loop(self) -> bool:
+        return isinstance(getattr(self.unique_consumer, "pool", None), SoloPool)
 
     def _once_acknowledged(self, act: Callable[[], None]) -> None:
         """Until then the message can come back."""

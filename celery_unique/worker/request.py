@@ -3,6 +3,7 @@ hard time limit, a revoke, a shutdown; and the acknowledgement after which its r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,9 @@ from celery_unique.sharing import end_with_followers, look_after
 from celery_unique.stores.record import State
 
 from .gate import GatedRequest
+
+#: While a body keeps the event loop waiting for so long, the connection may break unnoticed.
+LONG_BODY_S = 10.0
 
 _KILLED = (WorkerLostError, Terminated, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
 
@@ -122,6 +126,23 @@ class UniqueRequestMixin(GatedRequest):
             and self._may_exist_twice()
             and self._runtime.holding.is_still_active(lock)
         )
+
+    def is_unacknowledged(self) -> bool:
+        """Whether its acknowledgement is still to be sent, although Celery has asked for it, and
+        may be too late or fail. After a short body nearly all arrive, and one act ends it."""
+        noticed = self._unique_acknowledgement
+        if noticed is None or noticed.is_over:
+            return False
+        held_s = time.monotonic() - self._unique_received_at
+        return held_s > LONG_BODY_S or self._may_exist_twice()
+
+    def may_exist_twice(self) -> bool:
+        return self._may_exist_twice()
+
+    def settle_early(self, state: State) -> None:
+        """The result of an early acknowledged task is stored, its acknowledgement is not sent."""
+        self._unique_end = state
+        self._settle_once_acknowledged()
 
     def _settle_once_acknowledged(self) -> None:
         # If the message may come back in any case, the mark that this leaves drops it.

@@ -239,3 +239,27 @@ def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
     eventually(lambda: drops(stage, result.id) >= 1)
     assert len(stage.begins(tag)) == 1
     narrow.kill()
+
+
+@pytest.mark.parametrize("stage", ["solo"], indirect=True)
+def test_early_acknowledged_task_of_a_solo_worker_longer_than_the_visibility_timeout_runs_once(
+    stage: FaultStage, tag: str
+) -> None:
+    """Celery sends that acknowledgement after the body: the copy is in the queue by then."""
+    queue = "solo"
+    alone = stage.start_worker(queues=[queue], args=["--prefetch-multiplier", "1"])
+    result = stage.call("hold", tag, queue=queue)
+    stage.wait_for_begin(tag)
+    with looking_for_lost_messages(stage.app):
+        eventually(lambda: stage.props.redis.llen(queue) == 1, message="not redelivered")
+    stage.props.let_go(tag)
+
+    stage.end_of(result, "SUCCESS")
+    eventually(lambda: drops(stage, result.id) >= 1)
+    assert len(stage.begins(tag)) == 1
+    stage.assert_only_a_mark_left(result)
+    # Of a message that was there once nothing is left.
+    other = stage.call("quick", tag, queue=queue)
+    stage.end_of(other, "SUCCESS")
+    stage.assert_nothing_left(other)
+    alone.kill()
