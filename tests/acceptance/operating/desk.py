@@ -18,7 +18,7 @@ from celery_unique.runtime import runtime_of
 from celery_unique.stores.base import LockStore
 from tests.kit import Worker
 from tests.kit.forking import COMMAND, run_celery
-from tests.kit.worker import REPOSITORY
+from tests.kit.worker import REPOSITORY, Pool
 
 APP = "tests.acceptance.apps.operated"
 _numbers = itertools.count(1)
@@ -139,14 +139,21 @@ class Desk:
             text=True,
         )
 
-    def start_worker(self, name: str, *, queues: Sequence[str] = (), **settings: Any) -> Worker:
+    def start_worker(
+        self,
+        name: str,
+        *,
+        queues: Sequence[str] = (),
+        pool: Pool = "threads",
+        **settings: Any,
+    ) -> Worker:
         worker = Worker(
             APP,
             log_path=self.directory / f"{name}{next(_numbers)}.log",
             env=self.environment(**settings),
             name=name,
-            pool="threads",
-            concurrency=2,
+            pool=pool,
+            concurrency=1 if pool == "solo" else 2,
             queues=queues,
         )
         self.workers.append(worker)
