@@ -145,6 +145,18 @@ class OtherTests(OwnLocks, TestCase):
         self.assertEqual(self.client.post("/report/").json()["outcome"], "created")
         self.assertEqual(self.client.post("/report/").json()["outcome"], "deduplicated")
 
+    def test_a_report_before_the_visit_is_shown_with_its_duplicates(self):
+        nightly = {"task": "shop.tasks.nightly_report", "task_id": "beats"}
+        Event.objects.create(kind="call", source="beat", outcome="created", **nightly)
+        Event.objects.create(kind="run", outcome="success", result="0 pieces sold", **nightly)
+        since = Event.objects.create(kind="run", task="other", task_id="others").pk
+        Event.objects.create(kind="call", outcome="deduplicated", duplicate=True, **nightly)
+
+        events = self.client.get("/activity/", {"since": since}).json()["events"]
+
+        self.assertEqual([event["kind"] for event in events], ["run", "call"])
+        self.assertEqual((events[0]["earlier"], events[0]["source"]), (True, "beat"))
+
     def test_each_save_takes_the_place_of_the_one_before(self):
         product = Product.objects.get(name="Teapot")
         for text in ("S", "Sh", "Short"):

@@ -86,8 +86,17 @@ def activity(request):
         since = int(request.GET.get("since", 0))
     except ValueError:
         return JsonResponse({"title": "since is not a number"}, status=400)
-    recent = Event.objects.filter(pk__gt=since).order_by("-pk").values()[:300]
-    return JsonResponse({"last": last_event(), "events": list(recent)[::-1]})
+    recent = list(Event.objects.filter(pk__gt=since).order_by("-pk").values()[:300])[::-1]
+    return JsonResponse({"last": last_event(), "events": earlier_runs(since, recent) + recent})
+
+
+def earlier_runs(since, events):
+    """The runs before ``since`` that duplicates among these calls are duplicates of."""
+    ids = {event["task_id"] for event in events if event["duplicate"]}
+    before = Event.objects.filter(pk__lte=since, task_id__in=ids)
+    callers = dict(before.filter(kind="call", duplicate=False).values_list("task_id", "source"))
+    runs = before.filter(kind="run").values()
+    return [{**run, "earlier": True, "source": callers.get(run["task_id"], "")} for run in runs]
 
 
 def last_event():

@@ -111,7 +111,9 @@ function show(card, events) {
   const names = card.dataset.tasks.split(" ");
   const mine = events.filter((event) => names.includes(event.task));
   const gone = new Set(mine.filter(({ kind }) => kind === "superseded").map((event) => event.task_id));
-  const calls = mine.filter(({ kind }) => kind === "call").sort(byTime).map((call, index) => ({
+  // The body of a chord is shown with its runs, and counted nowhere: it is not unique.
+  const isCounted = ({ task }) => !card.dataset.counted || card.dataset.counted === task;
+  const calls = mine.filter((event) => event.kind === "call" && isCounted(event)).sort(byTime).map((call, index) => ({
     ...call,
     number: index + 1,
     gone: call.outcome !== "deduplicated" && gone.has(call.task_id),
@@ -119,7 +121,7 @@ function show(card, events) {
   const runs = mine.filter(({ kind }) => kind === "run");
   const replaced = calls.filter((call) => call.gone).length;
   const duplicates = calls.filter((call) => call.duplicate && !call.gone && call.outcome !== "rerun").length;
-  const counts = { calls: calls.length, duplicates, replaced, spared: duplicates + replaced, runs: runs.length };
+  const counts = { calls: calls.length, duplicates, replaced, spared: duplicates + replaced, runs: runs.filter(isCounted).length };
   for (const place of card.querySelectorAll("[data-count]")) setText(place, counts[place.dataset.count]);
   fill(card.querySelector(".calls"), calls.map(callItem));
   fill(card.querySelector("ul.runs"), runs.reverse().map(runItem));
@@ -139,8 +141,10 @@ function callItem(call) {
 function runItem(run) {
   const state = { running: "runs", success: "done" }[run.outcome] ?? run.outcome;
   const seconds = run.ended_at ? ` in ${((new Date(run.ended_at) - new Date(run.at)) / 1000).toFixed(1)} s` : "";
+  const by = run.source === "beat" ? ", called by beat" : "";
+  const earlier = run.earlier ? ` (earlier${by})` : "";
   const className = { running: "running", success: "" }[run.outcome] ?? "bad";
-  const item = element("li", `${state}${seconds}${run.result ? `: ${run.result}` : ""}`, className);
+  const item = element("li", `${state}${seconds}${earlier}${run.result ? `: ${run.result}` : ""}`, className);
   item.append(element("code", `${run.task.split(".").pop()}(${run.arguments})`));
   return item;
 }
