@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +86,17 @@ def _prepare(signature: Any) -> _Item:
     runtime_of(_app_of(signature))
     if isinstance(signature, _CANVAS):
         return _Item(canvas=signature)
-    item = _Item(calls=[])
-    token = collected.set(item.calls)
-    try:
-        item.result = signature.apply_async()
-    finally:
-        collected.reset(token)
-    return item
+    calls: list[tuple[Outgoing, Any]] = []
+    # In a context of its own, which is gone when the call returns, however it does: were the
+    # variable set in the caller's and reset afterwards, a signal in between could leave it set,
+    # and every later call of the thread would be collected and never sent.
+    result = copy_context().run(_collect, signature, calls)
+    return _Item(calls=calls, result=result)
+
+
+def _collect(signature: Signature, calls: list[tuple[Outgoing, Any]]) -> Any:
+    collected.set(calls)
+    return signature.apply_async()
 
 
 def _app_of(signature: Signature) -> Any:

@@ -19,7 +19,7 @@ from .followers import FollowerCall
 from .going_on import SendTask
 from .header import HEADER, LockHeader
 from .policy_fields import REPLACING
-from .preparing import Admit, is_watched, send_when_admitted
+from .preparing import Admit, AwaitedHeader, is_watched
 from .results import with_facts
 from .runtime import Runtime
 from .superseding import end_superseded
@@ -31,7 +31,8 @@ CANVAS = ("chord", "group_id", "chain")
 #: How a duplicate may follow: under the others it is an error, or takes the holder's place.
 FOLLOWING = ("ignore", "rerun")
 
-#: Where calls are collected instead of sent, to be sent together, each with its result.
+#: Where calls are collected instead of sent, to be sent together, each with its result. It is
+#: only ever set in a copied context: see ``batches``.
 collected: ContextVar[list[tuple[Outgoing, Any]] | None] = ContextVar("collected", default=None)
 
 
@@ -71,12 +72,9 @@ class Outgoing:
 
     def send_when(self, task_id: str, admit: Admit) -> Any:
         """Have Celery make the message, and send it once it is admitted."""
-        options = {**self.options, "task_id": task_id}
-
-        def send() -> Any:
-            return self.original(self.name, self.args, self.kwargs, **options)
-
-        return send_when_admitted(task_id, admit, send)
+        headers = {**(self.options.get("headers") or {}), HEADER: AwaitedHeader(admit)}
+        options = {**self.options, "task_id": task_id, "headers": headers}
+        return self.original(self.name, self.args, self.kwargs, **options)
 
     def conclude(self, published: Published) -> Any:
         """The result for the caller, once it is known what became of the call."""

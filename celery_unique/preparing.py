@@ -9,7 +9,6 @@ nothing of it is sent: until that moment Celery has not touched the broker.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 from .header import HEADER, LockHeader
@@ -17,17 +16,32 @@ from .header import HEADER, LockHeader
 #: The header of the message, or an exception: asked for again by whoever makes the message again.
 Admit = Callable[[], LockHeader]
 
-#: The call whose message is being made. Not of the thread: greenlets may share one.
-_due: ContextVar[tuple[str, Admit] | None] = ContextVar("due", default=None)
 
+class AwaitedHeader(dict[str, Any]):
+    """The header of a message that waits for its lock: empty until the call is admitted.
 
-def send_when_admitted(task_id: str, admit: Admit, send: Callable[[], Any]) -> Any:
-    """What ``send`` returns, whose message under this id waits for ``admit``."""
-    before = _due.set((task_id, admit))
-    try:
-        return send()
-    finally:
-        _due.reset(before)
+    It goes along with the call, among its headers. A variable of the thread would have to be
+    reset after the call, and a signal could come before that.
+    """
+
+    def __init__(self, admit: Admit) -> None:
+        super().__init__()
+        self._admit = admit
+
+    def admitted(self) -> dict[str, Any]:
+        """The header as the message gets it, or the exception of a call that is not admitted."""
+        packed = self._admit().as_message()
+        self.update(packed)  # for a ``send_task`` that has put its headers into another mapping
+        return packed
+
+    def __copy__(self) -> AwaitedHeader:
+        return self
+
+    def __deepcopy__(self, _: Any) -> AwaitedHeader:
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 def is_watched(amqp: Any) -> bool:
@@ -38,9 +52,10 @@ def is_watched(amqp: Any) -> bool:
 
     def create_task_message(task_id: str, *args: Any, **options: Any) -> Any:
         message = make_message(task_id, *args, **options)
-        due = _due.get()
-        if due is not None and task_id == due[0]:
-            message[0][HEADER] = due[1]().as_message()
+        headers: Any = options.get("headers")
+        header = headers.get(HEADER) if headers else None
+        if isinstance(header, AwaitedHeader):
+            headers[HEADER] = message[0][HEADER] = header.admitted()
         return message
 
     create_task_message.admits = True  # type: ignore[attr-defined]

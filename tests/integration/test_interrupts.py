@@ -1,0 +1,244 @@
+"""A signal may interrupt any call at any point: no later call may be swallowed for that.
+
+A time limit (``SoftTimeLimitExceeded``) or Ctrl-C (``KeyboardInterrupt``) raises in the middle of
+a public call. Here it does so at every line of this library that the call runs, or, with
+``CELERY_UNIQUE_INTERRUPTS=all``, at every point where CPython runs signal handlers. After each,
+the same thread makes ordinary calls, and their messages are looked for in the broker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import Retry, SoftTimeLimitExceeded
+
+import celery_unique
+from celery_unique import apply_many, coordinator, lookup, release
+from celery_unique.runtime import runtime_of
+from tests.integration.apps import make_app, messages, take_messages
+from tests.kit import RedisServer
+from tests.kit.interrupts import Interruption, line_of, named, of_package
+
+#: Every point, and also those in the client libraries that this one calls.
+EVERYWHERE = os.environ.get("CELERY_UNIQUE_INTERRUPTS") == "all"
+
+STORES = (
+    "memory",
+    pytest.param("redis", marks=pytest.mark.server),
+    "sqlite",
+)
+
+Act = Callable[[int], Any]
+
+
+class Shop:
+    """An app with a task of each kind, and the public calls, each with a number of its own."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+        @app.task(name="shop.plain")
+        def plain(number: int) -> None: ...
+
+        @app.task(name="shop.rebuild", unique=True)
+        def rebuild(number: int) -> None: ...
+
+        @app.task(name="shop.newest", unique=True, unique_on_conflict="replace")
+        def newest(number: int) -> None: ...
+
+        @app.task(name="shop.rerun", unique=True, unique_on_conflict="rerun")
+        def rerun(number: int) -> None: ...
+
+        @app.task(name="shop.once", unique=True, unique_on_conflict="reject")
+        def once(number: int) -> None: ...
+
+        @app.task(name="shop.tries", unique=True, bind=True)
+        def tries(self: Any, number: int) -> None: ...
+
+        self.plain, self.rebuild, self.newest = plain, rebuild, newest
+        self.rerun, self.once, self.tries = rerun, once, tries
+
+    def acts(self) -> dict[str, Act]:
+        names = [name for name in dir(type(self)) if name.startswith("act_")]
+        return {name.removeprefix("act_"): getattr(self, name) for name in names}
+
+    # -- the public calls ------------------------------------------------------
+
+    def act_delay(self, n: int) -> None:
+        self.rebuild.delay(n)
+
+    def act_duplicate(self, n: int) -> None:
+        self.rebuild.delay(n)
+        self.rebuild.delay(n)
+
+    def act_plain(self, n: int) -> None:
+        self.plain.delay(n)
+
+    def act_countdown(self, n: int) -> None:
+        self.rebuild.apply_async((n,), countdown=60)
+
+    def act_link(self, n: int) -> None:
+        self.rebuild.apply_async((n,), link=self.plain.si(n))
+        self.rebuild.apply_async((n,), link=self.plain.si(n))
+
+    def act_replace(self, n: int) -> None:
+        self.newest.delay(n)
+        self.newest.delay(n)
+
+    def act_rerun(self, n: int) -> None:
+        self.rerun.delay(n)
+        self.rerun.delay(n)
+
+    def act_reject(self, n: int) -> None:
+        self.once.delay(n)
+        with suppress(celery_unique.DuplicateTask):
+            self.once.delay(n)
+
+    def act_send_task(self, n: int) -> None:
+        self.app.send_task("shop.rebuild", (n,))
+
+    def act_idempotency_key(self, n: int) -> None:
+        self.plain.apply_async((n,), idempotency_key=f"order-{n}")
+
+    def act_apply_many(self, n: int) -> None:
+        calls = [self.rebuild.si(n), self.plain.si(n), self.rebuild.si(n), self.newest.si(n)]
+        apply_many(calls)
+
+    def act_group(self, n: int) -> None:
+        group(self.rebuild.si(n), self.rebuild.si(n), self.plain.si(n)).apply_async()
+
+    def act_chain(self, n: int) -> None:
+        chain(self.rebuild.si(n), self.plain.si(n)).apply_async()
+
+    def act_chord(self, n: int) -> None:
+        chord([self.rebuild.si(n), self.plain.si(n)], self.rerun.si(n)).apply_async()
+
+    def act_lookup(self, n: int) -> None:
+        self.rebuild.delay(n)
+        lookup(self.rebuild, (n,))
+
+    def act_release(self, n: int) -> None:
+        self.rebuild.delay(n)
+        release(self.rebuild, (n,))
+
+    def act_revoke(self, n: int) -> None:
+        self.rebuild.delay(n).revoke()
+
+    def act_retry(self, n: int) -> None:
+        sent = self.tries.delay(n)
+        [message] = [one for one in messages(self.app) if one.id == sent.id]
+        request = {**message.headers, "args": [n], "kwargs": {}, "called_directly": False}
+        self.tries.push_request(**request)
+        try:
+            with suppress(Retry):
+                self.tries.retry(countdown=0)
+        finally:
+            self.tries.pop_request()
+
+    # -- what must hold afterwards ---------------------------------------------
+
+    def swallowed(self, n: int) -> list[str]:
+        """The calls after an interruption that were answered and whose message nobody has."""
+        calls = {
+            "plain": lambda: self.plain.delay(n),
+            "unique": lambda: self.rebuild.delay(-n - 1),
+            "many": lambda: apply_many([self.once.s(-n - 1)])[0],
+            # The same calls again, whose locks the interrupted one may have left.
+            **{
+                f"again: {task.name}": self._again(task, n)
+                for task in (self.rebuild, self.newest, self.rerun, self.once, self.tries)
+            },
+            "again: key": lambda: self.plain.apply_async((n,), idempotency_key=f"order-{n}"),
+        }
+        lost = []
+        for name, call in calls.items():
+            try:
+                result = call()
+            except celery_unique.DuplicateTask as error:
+                if error.state == "pending":
+                    # A refused call knows that it is: its key is free within the publish grace.
+                    self.pass_the_grace()
+                    result = call()
+                else:
+                    result = self.app.AsyncResult(error.task_id)
+            if result.id not in {message.id for message in messages(self.app)}:
+                lost.append(name)
+        return lost
+
+    def pass_the_grace(self) -> None:
+        runtime = runtime_of(self.app)
+        runtime.store.clock_offset_ms += runtime.coordinator.leases.grace_ms + 1000
+
+    def _again(self, task: Any, n: int) -> Callable[[], Any]:
+        return lambda: task.delay(n)
+
+
+@pytest.fixture(params=STORES)
+def shop(
+    request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Shop]:
+    # A call that meets an unconfirmed lock would wait for it about 90 ms, each time.
+    monkeypatch.setattr(coordinator, "LOOK_AGAIN_AFTER_S", ())
+    url = "memory://"
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        url = server.fresh_url()
+    elif request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'locks.db'}"
+    app = make_app(url, result_backend="cache+memory://")
+    yield Shop(app)
+    runtime_of(app).store.close()
+
+
+def watched(frame: FrameType) -> bool:
+    """The library's own code; and in the long form the clients' that it calls."""
+    if of_package(frame):
+        return True
+    if not EVERYWHERE:
+        return False
+    name = frame.f_code.co_filename
+    if "/celery/" in name or "/kombu/" in name or "/_pytest/" in name:
+        return False
+    caller = frame.f_back
+    while caller is not None and not of_package(caller):
+        name = caller.f_code.co_filename
+        if "/celery/" in name or "/kombu/" in name:
+            return False  # what Celery and kombu do between a call of ours and the broker
+        caller = caller.f_back
+    return caller is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600 if EVERYWHERE else 120)
+def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: set[Any] = set()
+    number = interruptions = 0
+    swallowed: list[str] = []
+    interruption = Interruption(watched)
+    for name, act in shop.acts().items():
+        for _ in range(2):  # the first call of an app makes what later ones find
+            number += 1
+            points = interruption.points(lambda act=act, n=number: act(n))
+            take_messages(shop.app)
+        for at, point in enumerate(points):
+            if not EVERYWHERE and line_of(point) in done:
+                continue
+            done.add(line_of(point))
+            number += 1
+            error = SoftTimeLimitExceeded() if at % 2 else KeyboardInterrupt()
+            interruption.interrupt(at, error, lambda act=act, n=number: act(n))
+            interruptions += 1
+            swallowed += [f"{name} at {named(point)}: {lost}" for lost in shop.swallowed(number)]
+            take_messages(shop.app)
+    with capsys.disabled():
+        print(f"\n{interruptions} interruptions, {len(swallowed)} swallowed calls")
+    assert interruptions > 300
+    assert swallowed == []
