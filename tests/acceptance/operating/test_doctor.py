@@ -93,7 +93,7 @@ def test_nothing_is_found_where_all_is_well(sound: Desk) -> None:
         "1 of 1 workers make the same keys",
         "1 of 1 workers renew their leases",
         "no task has lost its worker",
-        "no waiting task has lost its message",
+        "no waiting task is known to have lost its message",
     ):
         assert right in done.out
     assert result.id
@@ -286,7 +286,7 @@ def test_it_finds_a_lock_whose_message_was_purged_and_release_frees_it(sound: De
     assert found(done) == [("lost", "warning")]
     assert f"shop.send_digest[{lost.id}]" in message(done, "lost")
     assert "unique release --lost" in message(done, "lost")
-    assert freed.json() == {"matched": 1, "released": 1, "dry_run": False}
+    assert (freed.json()["matched"], freed.json()["released"]) == (1, 1)
     assert lock_state(sound, lost.unique_key) is None
     assert lock_state(sound, kept.unique_key) == "scheduled"
     kept.revoke()

@@ -249,7 +249,7 @@ def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
 ) -> None:
     url = redis_server.fresh_url()
     empty = run_measured(Desk(url, url, directory), "unique", "doctor", "--json")
-    # With somebody there to ask, a task that waits while its queue is empty has lost its message.
+    # With workers to ask, a task that waits and that no queue has, has lost its message.
     worker = desk.start_worker("idle")
     with client_of(desk) as client:
         client.config_resetstat()
@@ -266,7 +266,7 @@ def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
     [lost] = [finding for finding in told["findings"] if finding["check"] == "lost"]
     assert lost["message"].startswith(
         f"{MOST_LOOKED_INTO} of {MOST_LOOKED_INTO} tasks that were looked into, of {waiting} that "
-        "wait, do so while their queue is empty"
+        "wait, do so, and neither the broker nor a worker has their message"
     )
     assert calls["cmdstat_scan"] >= COUNT // 1000
     # Each once on the walk, and those that were looked into once more. Others use the server too.
