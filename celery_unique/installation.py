@@ -69,12 +69,19 @@ class UniqueFixup:
             app.__dict__.pop("control", None)
         Definitions(self.runtime, app).watch()
         # A name for each: up to 5.6, Celery takes the methods of two apps for one receiver.
+        signals.celeryd_init.connect(self.on_celeryd_init, dispatch_uid=object())
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
         signals.worker_process_shutdown.connect(
             self.on_worker_process_shutdown, dispatch_uid=object()
         )
         self._keep_alive.append(connect_body_end(self.runtime))
+
+    def on_celeryd_init(self, instance: Any = None, **_: Any) -> None:
+        """Before Celery makes the broker's transport: without the redis package it fails there,
+        in words that do not say what to install."""
+        if instance is not None and instance.app is self.app:
+            _check_package(self.runtime)
 
     def on_worker_init(self, sender: Any = None, **_: Any) -> None:
         """Before the pool is made: children must inherit what is done here."""
@@ -110,6 +117,17 @@ def _check_store(runtime: Runtime) -> None:
         logger.info("no lock store is configured, and no task is unique")
     except CeleryUniqueError as error:
         raise SystemExit(f"celery_unique: {error}") from None
+
+
+def _check_package(runtime: Runtime) -> None:
+    """Only of a store that the broker or the result backend is taken for: a receiver that Celery
+    calls after this one may set another URL."""
+    try:
+        if runtime.settings.store_url is None:
+            _ = runtime.store
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, ImportError) and _has_unique_tasks(runtime):
+            raise SystemExit(f"celery_unique: {error}") from None
 
 
 def _has_unique_tasks(runtime: Runtime) -> bool:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 
-__all__ = ["nearest", "one_of", "shown", "suggestion", "warn_user"]
+__all__ = ["install_command", "nearest", "one_of", "shown", "suggestion", "warn_user"]
 
 _LONGEST_VALUE = 80
 _OUR_PREFIX = "unique_"
@@ -49,6 +49,11 @@ def suggestion(wrong: object, names: Iterable[str]) -> str:
     """Return `` Did you mean 'this'?`` with the name nearest to `wrong`, or nothing."""
     near = nearest(wrong, names)
     return f" Did you mean {near!r}?" if near else ""
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs these extras, quoted: brackets are patterns in zsh."""
+    return f'pip install "celery-unique-tasks[{",".join(extras)}]"'
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

@@ -22,6 +22,7 @@ from celery import signals as celery_signals
 
 from celery_unique import signals
 from celery_unique.exceptions import ConfigurationError
+from celery_unique.messages import install_command
 from celery_unique.runtime import make_runtime, runtime_of
 from celery_unique.stores.base import LockStore
 
@@ -35,7 +36,7 @@ try:
 except ImportError:
     raise ConfigurationError(
         "celery_unique.contrib.prometheus needs prometheus_client: "
-        "pip install 'celery-unique-tasks[prometheus]'.",
+        f"{install_command('prometheus')}",
         setting=None,
     ) from None
 

@@ -125,3 +125,18 @@ def test_make_commands_in_the_text_exist(page: Path) -> None:
     mentioned = set(re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8")))
 
     assert mentioned <= make_targets()
+
+
+def test_an_extra_is_quoted_wherever_it_is_named() -> None:
+    """Brackets are a pattern in zsh, which finds no file of that name and installs nothing."""
+    texts = [*all_pages(), *ROOT.glob("*.md"), *(ROOT / "example_project").glob("*.md")]
+    texts += [*(ROOT / "celery_unique").rglob("*.py"), *(ROOT / "demo").rglob("*.py")]
+    unquoted = [
+        f"{name_of(path)}: {line.strip()}"
+        for path in texts
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r'(?<!")celery-unique-tasks\[', line)
+    ]
+
+    assert not unquoted
+    assert re.search(r'(?<!")celery-unique-tasks\[', "pip install celery-unique-tasks[prometheus]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qsl, unquote
 
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.messages import one_of, shown, suggestion
+from celery_unique.messages import install_command, one_of, shown, suggestion
 
 SETTING = "unique_store_url"
 
@@ -33,6 +33,33 @@ def refused(what: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"{SETTING}: {what} cannot be the lock store: {reason}.", setting=SETTING
     )
+
+
+#: What the extras bring, by the name under which it is imported -> as people know it.
+_PACKAGES = {
+    "django": "Django",
+    "django_redis": "django-redis",
+    "redis": "redis",
+    "sqlalchemy": "SQLAlchemy",
+    "psycopg": "psycopg",
+    "psycopg2": "psycopg",
+}
+
+
+def missing_package(what: str, error: BaseException, extra: str) -> ConfigurationError | None:
+    """The error that names the command, where `error` comes from a package that an extra brings."""
+    cause: BaseException | None = error
+    while cause is not None:
+        name = cause.name if isinstance(cause, ImportError) else None
+        package = _PACKAGES.get((name or "").partition(".")[0])
+        if package is not None:
+            return ConfigurationError(
+                f"{SETTING}: {what} needs {package}, which is not installed: "
+                f"{install_command('django', extra)}",
+                setting=SETTING,
+            )
+        cause = cause.__cause__ or cause.__context__  # Django raises its own errors on top
+    return None
 
 
 def settings_missing(scheme: str) -> ConfigurationError:

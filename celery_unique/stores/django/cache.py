@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_unique.stores.base import LockStore
 
-from .aliases import alias_of, check_alias, refused, settings_missing
+from .aliases import alias_of, check_alias, missing_package, refused, settings_missing
 
 SCHEME = "django-cache"
 
@@ -27,8 +27,11 @@ class DjangoCacheStore:
         if options:
             name = next(iter(options))
             raise refused(what, f"it has no options, and {name!r} was given: write only the alias")
-        cache = _cache(alias)
-        pool = _pool(cache, what)
+        try:
+            cache = _cache(alias)
+            pool = _pool(cache, what)
+        except ImportError as error:
+            raise missing_package(what, error, "redis") or error from error
         from celery_unique.stores.redis import RedisStore
 
         from .sentinel import SentinelAddress, address_of_pool
@@ -54,7 +57,9 @@ def _cache(alias: str) -> Any:
     try:
         return caches[alias]
     except (ImproperlyConfigured, ImportError) as error:
-        raise refused(f"{SCHEME}://{alias}", _cannot_make(alias, error)) from error
+        what = f"{SCHEME}://{alias}"
+        missing = missing_package(what, error, "redis")
+        raise missing or refused(what, _cannot_make(alias, error)) from error
 
 
 def _cannot_make(alias: str, error: Exception) -> str:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores.base import LockStore
 
-from .aliases import SETTING, alias_of, check_alias, refused, settings_missing
+from .aliases import (
+    SETTING,
+    alias_of,
+    check_alias,
+    missing_package,
+    refused,
+    settings_missing,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -40,13 +47,17 @@ class DjangoDatabaseStore:
         from celery_unique.stores.sql import SqlStore
 
         alias, options = alias_of(url)
-        where = _url_of(alias).render_as_string(hide_password=False)
+        try:
+            where = _url_of(alias).render_as_string(hide_password=False)
+        except ImportError as error:
+            raise missing_package(f"{SCHEME}://{alias}", error, "sql") or error from error
         try:
             return SqlStore.from_url(where, namespace=namespace, timeout_s=timeout_s, **options)
         except ConfigurationError as error:
             if error.setting != SETTING:
                 raise
-            raise ConfigurationError(
+            missing = missing_package(f"{SCHEME}://{alias}", error, "sql")
+            raise missing or ConfigurationError(
                 f"{error} What stands before the ? of {SCHEME}://{alias} is made from "
                 f"DATABASES[{alias!r}], and so are options of the driver.",
                 setting=SETTING,
@@ -87,7 +98,9 @@ def _connection(alias: str) -> Any:
         check_alias(SCHEME, alias, "DATABASES", list(connections))
         return connections[alias]
     except (ImproperlyConfigured, ImportError) as error:
-        raise refused(f"{SCHEME}://{alias}", _cannot_open(alias, error)) from error
+        what = f"{SCHEME}://{alias}"
+        missing = missing_package(what, error, "sql")
+        raise missing or refused(what, _cannot_open(alias, error)) from error
 
 
 def _cannot_open(alias: str, error: Exception) -> str:
@@ -102,7 +115,8 @@ def _port(value: Any, what: str) -> int | None:
 
 
 def _postgresql_url(settings: Any, what: str) -> URL:
-    make_url = _url_maker()
+    from sqlalchemy import URL
+
     given = settings.get("OPTIONS") or {}
     query = {name: str(value) for name, value in given.items() if name not in _DJANGOS}
     if role := given.get("assume_role"):
@@ -112,7 +126,7 @@ def _postgresql_url(settings: Any, what: str) -> URL:
     host = settings.get("HOST") or None
     if host and host.startswith("/"):  # the directory of a socket is no host of a URL
         query["host"], host = host, None
-    return make_url(  # type: ignore[no-any-return]
+    return URL.create(
         "postgresql+psycopg",
         username=settings.get("USER") or None,
         password=settings.get("PASSWORD") or None,
@@ -129,6 +143,8 @@ def _sqlite_url(settings: Any, what: str) -> URL:
     SQLite has one writer for each file: a task that is called in an open transaction would
     wait for that very transaction to end.
     """
+    from sqlalchemy import URL
+
     name = str(settings["NAME"])
     if name in ("", ":memory:") or name.startswith("file:") or "mode=memory" in name:
         raise refused(
@@ -138,15 +154,4 @@ def _sqlite_url(settings: Any, what: str) -> URL:
         )
     path = Path(name)
     beside = path.with_name(f"{path.stem}.celery_unique{path.suffix or '.sqlite3'}")
-    return _url_maker()("sqlite", database=str(beside))  # type: ignore[no-any-return]
-
-
-def _url_maker() -> Any:
-    try:
-        from sqlalchemy import URL
-    except ImportError as error:
-        raise ConfigurationError(
-            f'The lock store {SCHEME}:// needs SQLAlchemy: pip install "celery-unique-tasks[sql]"',
-            setting=SETTING,
-        ) from error
-    return URL.create
+    return URL.create("sqlite", database=str(beside))

@@ -5,8 +5,13 @@ from __future__ import annotations
 try:
     import redis as _redis  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        'the redis:// lock store needs the redis package: pip install "celery-unique-tasks[redis]"'
+    from celery_unique.exceptions import ConfigurationError
+    from celery_unique.messages import install_command
+
+    raise ConfigurationError(
+        "unique_store_url: a lock store on Redis, which a Redis broker or result backend is taken "
+        f"for too, needs the redis package: {install_command('redis')}",
+        setting="unique_store_url",
     ) from error
 
 from .cluster import ClusterStore

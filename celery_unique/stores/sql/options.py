@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.messages import one_of, shown, suggestion
+from celery_unique.messages import install_command, one_of, shown, suggestion
 
 from .url_check import SETTING, check_names, check_place, wrong
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-INSTALL = 'pip install "celery-unique-tasks[sql]"'
+INSTALL = install_command("sql")
 
 #: What a scheme is opened with. Only these drivers can be told a deadline for every wait.
 DRIVERS = {
