@@ -41,6 +41,8 @@ class Attempt:
     #: The call as text, to be kept with the lock: a duplicate then follows the holder under
     #: its own id, which somebody waits for (a canvas, a callback), instead of getting another's.
     join: str = ""
+    #: A canvas or a callback waits for its id: whatever takes its place before it runs is followed.
+    canvas: bool = False
     #: Told who holds its key: whether the call is carried out all the same, without a lock.
     bypasses: Callable[[str], bool] = never
     #: Carried out on the spot, and not published.
@@ -73,7 +75,7 @@ class Published:
     task_id: str
     facts: CallFacts
     result: Any = None
-    #: Tasks whose place this one took: their messages will be dropped.
+    #: Tasks whose place this one took, and whose id nobody else waits for: they have ended.
     superseded: tuple[str, ...] = ()
     #: The task that the call follows: it keeps its own id, and gets that task's outcome.
     follows: str = ""
@@ -99,6 +101,7 @@ def claim_of(attempt: Attempt) -> Claim:
         keep_ms=attempt.keep_ms,
         arguments=attempt.arguments,
         join=attempt.join,
+        canvas=attempt.canvas,
     )
 
 

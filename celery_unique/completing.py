@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 
 from .continuations import finishing
 from .followers import FollowerCall
+from .superseding import replacement_in
 
 logger = logging.getLogger("celery_unique")
 
@@ -32,6 +33,9 @@ _UNREADABLE = ("rpc://", "disabled://")
 
 #: How a task ended that was not carried out, though nobody wanted it to end.
 _NOT_BY_SOMEBODY = ("expired", "superseded", "withdrawn")
+
+#: How many replacements in a row are looked for in the result backend.
+_REPLACEMENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,24 @@ def stored_outcome(app: Any, task_name: str, task_id: str) -> Outcome | None:
 
     A task that was dropped without anybody wanting that has none: it expired, say.
     """
-    meta = _stored(_backend_of(app, task_name), task_id)
-    if meta is None:
-        return None
+    backend = _backend_of(app, task_name)
+    for _ in range(_REPLACEMENTS):
+        meta = _stored(backend, task_id)
+        if meta is None:
+            return None
+        replacement = _replacement(meta)
+        if not replacement:
+            break
+        task_id = replacement  # which has done its work
     state, value = meta["status"], meta.get("result")
     if state == states.REVOKED and str(value).startswith(_NOT_BY_SOMEBODY):
         return None
     return Outcome(state, value, meta.get("traceback"), worker=meta.get("worker"))
+
+
+def _replacement(meta: Any) -> str:
+    """The task that took the place of one that never ran; empty for none."""
+    return replacement_in(str(meta.get("result"))) if meta["status"] == states.REVOKED else ""
 
 
 def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
@@ -73,6 +88,8 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
     backend = _backend_of(app, call.name)
     request = call.request(hostname=outcome.worker)
     meta = _stored(backend, call.task_id)
+    if meta is not None and _replacement(meta):
+        meta = None  # superseded, it was taken for a call that nobody waits for
     request._children = list(outcome.children)
     with _as_current_task(task, request), finishing():
         try:

@@ -182,7 +182,9 @@ class UniqueTaskCoordinator(Asking):
         reports.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
         for task_id in acquired.replaced:
             reports.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
-        return Published(attempt.task_id, facts, result, acquired.replaced)
+        # The others get this task's outcome.
+        ended = tuple(i for i in acquired.replaced if i not in acquired.followers)
+        return Published(attempt.task_id, facts, result, ended)
 
     def without_store(self, attempt: Attempt, send: Send, error: StoreUnavailable) -> Published:
         """No answer. The lock may have been taken all the same, so what follows is told to

@@ -76,6 +76,34 @@ class FollowerCall:
             options.get("serializer") or app.conf.task_serializer,
         )
 
+    @classmethod
+    def of_request(
+        cls, app: Any, request: Any, header: LockHeader, *, grace_ms: int, lease_ms: int
+    ) -> FollowerCall:
+        """The call of a message that a worker has in hand, as Celery would send it again."""
+        args, kwargs, _ = request._payload
+        context = request._context
+        options = context.as_execution_options()
+        if "ignore_result" in context.__dict__:
+            options["ignore_result"] = context.ignore_result
+        options["serializer"] = _kombu.registry.type_to_name.get(request.content_type)
+        info = request.delivery_info
+        options["priority"] = info.get("priority")
+        if info.get("exchange"):
+            options.update(exchange=info["exchange"], routing_key=info.get("routing_key"))
+        else:
+            options["queue"] = info.get("routing_key")
+        return cls.of(
+            app,
+            request.name,
+            args,
+            kwargs,
+            options,
+            header.as_published(),
+            grace_ms=grace_ms,
+            lease_ms=lease_ms,
+        )
+
     def dumps(self) -> str:
         payload = [self.args, self.kwargs, dict(self.options)]
         content_type, encoding, body = _kombu.dumps(payload, serializer=self.serializer)

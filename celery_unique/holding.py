@@ -17,7 +17,7 @@ from .exceptions import StoreUnavailable
 from .header import LockHeader
 from .later import Later
 from .leases import Leases
-from .stores.base import Finish, Finished, Held, LockStore, Start, Started
+from .stores.base import Claim, Finish, Finished, Held, LockStore, Start, Started
 from .stores.record import State
 
 REMEMBERED = 10_000
@@ -121,6 +121,24 @@ class Holding:
         if started.lost:
             self.lost(header, task_name, "its lock had lapsed before it started")
         return started
+
+    def follow(self, header: LockHeader, task_name: str, message: str, holder_id: str) -> bool:
+        """Make a superseded task, whose whole message this is, a follower of its replacement.
+        False: it is a task of the key again, which the gate must be asked about.
+
+        Raises StoreUnavailable: then the message must not be acknowledged.
+        """
+        claim = Claim(
+            header.task_id,
+            task_name,
+            states="",
+            grace_ms=0,
+            keep=header.keep,
+            keep_ms=header.window_ms,
+            arguments=header.arguments,
+            join=message,
+        )
+        return self._gate_breaker.run(lambda: self._gate_store.follow(header.key, claim, holder_id))
 
     def _compare_stores(self, header: LockHeader, task_name: str) -> None:
         """A caller with another store or namespace takes locks that this worker never sees."""

@@ -152,9 +152,12 @@ def collect(together: list[tuple[Outgoing, Any]], outgoing: Outgoing) -> Any:
 def has_own_life(options: Mapping[str, Any]) -> bool:
     """Whether somebody waits for this very id: a canvas, callbacks, or who chose the id."""
     given = options.get
-    if given("task_id") is not None or given("link") or given("link_error"):
-        return True
-    return any(map(given, CANVAS))
+    return given("task_id") is not None or is_in_canvas(options)
+
+
+def is_in_canvas(options: Mapping[str, Any]) -> bool:
+    """Whether something goes on, or fails, with this very id: the rest of a canvas, callbacks."""
+    return any(map(options.get, (*CANVAS, "link", "link_error")))
 
 
 def may_follow(runtime: Runtime, outgoing: Outgoing) -> Outgoing:
@@ -181,7 +184,7 @@ def may_follow(runtime: Runtime, outgoing: Outgoing) -> Outgoing:
     # A caller who may not learn who holds a key may not get its result either.
     joins = attempt.policy.on_conflict in FOLLOWING and not runtime.settings.conceal_holder
     join = follower.dumps() if joins else ""
-    attempt = replace(attempt, join=join)
+    attempt = replace(attempt, join=join, canvas=is_in_canvas(options))
     return replace(outgoing, attempt=attempt, follower=follower, has_own_life=own_life)
 
 

@@ -69,6 +69,16 @@ def joined(task_name: str, task_id: str, holder: Holder) -> None:
     )
 
 
+def follows_replacement(task_name: str, task_id: str, by: str) -> None:
+    logger.info(
+        "%s[%s] gets the outcome of task %s, which took its place",
+        task_name,
+        task_id,
+        by,
+        extra=facts(task_name, task_id, "joined", by=by),
+    )
+
+
 def promoted(task_name: str, task_id: str, holder_id: str) -> None:
     logger.warning(
         "%s[%s] is published now: task %s, whose outcome it was to get, died or was dropped",

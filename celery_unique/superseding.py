@@ -14,6 +14,15 @@ from .result_meta import SUPERSEDED_BY
 logger = logging.getLogger("celery_unique")
 
 
+#: How a superseded task's reason begins, in the result backend.
+_SUPERSEDED_BY = "superseded by task "
+
+
+def replacement_in(reason: str) -> str:
+    """The task that took the place of one that ended for this reason; empty for none."""
+    return reason.removeprefix(_SUPERSEDED_BY) if reason.startswith(_SUPERSEDED_BY) else ""
+
+
 def reason_of(mark: str, by: str) -> str:
     """Why a message is dropped at the gate, for the result backend and for people."""
     return f"{mark} by task {by}" if by else mark

@@ -61,6 +61,9 @@ class Claim:
     #: The call's whole message, opaque here. Not empty: instead of being told ``duplicate`` the
     #: call is attached to the holder as its follower.
     join: str = ""
+    #: A canvas or a callback waits for the id: a task that takes its place says so, see
+    #: ``Acquired.followers``.
+    canvas: bool = False
 
 
 @value
@@ -92,6 +95,9 @@ class Acquired:
     replaced: tuple[str, ...] = ()
     after: str = ""
     eta: int = 0  # of the created task: another one's, or brought forward by max_wait
+    #: Those of ``replaced`` whose id a canvas waits for: they follow this task as soon as a
+    #: worker reaches their messages, and have no end of their own before that.
+    followers: tuple[str, ...] = ()
 
 
 @value
@@ -166,7 +172,8 @@ class Finished:
     verdict: Literal["ended", "not_yours"]
     settle: bool = False
     duplicates: int = 0
-    followers: bool = False  # somebody follows the task; it is ``ending`` until settle
+    #: Somebody follows the task, or is to follow it soon; it is ``ending`` until settle.
+    followers: bool = False
 
 
 @value
@@ -245,6 +252,14 @@ class LockStore(Protocol):
         """One way: the message that a mark was waiting for was reached and dropped."""
 
     # -- followers -----------------------------------------------------------
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        """The task of a message in hand (``claim.join``) becomes a follower of another task, or
+        of the one that took the place of that, and so on.
+
+        Where that task is gone the follower is an orphan at once, and due. False: no effect,
+        since its id is a task of the key itself.
+        """
+
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
         """Who follows this task (or any task of the key), oldest first. Reads only."""
 

@@ -88,7 +88,9 @@ class TaskEntry:
     delivery: str = ""  # who runs it; new for every message received
     delivery_lease: int = 0  # until then that delivery is believed alive
     token: int = 0  # fencing number of the delivery that runs it
-    flags: str = ""  # subset of "e" ending, "m" copies, "o" released, "j" rejected
+    #: Subset of "c" in a canvas, "e" ending, "f" expected by followers, "j" rejected, "m" copies,
+    #: "o" released.
+    flags: str = ""
     by: str = ""  # id of an unconfirmed replacement: this task is in limbo
     after: str = ""  # id of the active task this one succeeds
     arguments: str = ""  # fingerprint of the arguments behind an idempotency key
@@ -112,6 +114,17 @@ class TaskEntry:
     def copies(self) -> bool:
         """There may be a second message with this id."""
         return "m" in self.flags
+
+    @property
+    def in_canvas(self) -> bool:
+        """A canvas or a callback waits for its id: superseded, it follows its replacement."""
+        return "c" in self.flags
+
+    @property
+    def expected(self) -> bool:
+        """It took the place of a task in a canvas, whose message has yet to be reached: its
+        result must be stored before its record goes."""
+        return "f" in self.flags
 
     @property
     def released(self) -> bool:

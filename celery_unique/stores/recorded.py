@@ -76,6 +76,9 @@ class RecordedStore(ABC):
     def forget(self, key: str, task_id: str) -> None:
         self._act(key, lambda record, us: acts.forget(record, task_id, us // 1000))
 
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        return self._act(key, lambda record, us: acts.follow(record, claim, holder_id, us // 1000))
+
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
         return self._act(key, lambda record, us: acts.followers_of(record, holder_id, us // 1000))
 

@@ -7,11 +7,13 @@ each message, in the worker's main loop, when Celery is about to hand it to the 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery.bootsteps import RUN
@@ -19,15 +21,20 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state as worker_state
 
 from celery_unique import events, reports
+from celery_unique.completing import Outcome, complete
 from celery_unique.continuations import finishing
 from celery_unique.exceptions import StoreUnavailable
+from celery_unique.followers import FollowerCall
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.result_meta import SUPERSEDED_BY
 from celery_unique.runtime import Runtime, runtime_of
+from celery_unique.sharing import look_after
 from celery_unique.stores.base import Started
 from celery_unique.superseding import reason_of
 
 from .acknowledging import Acknowledgement
+
+logger = logging.getLogger("celery_unique")
 
 #: Differs between two lives of a worker with the same name and process id.
 _BOOT = f"{time.time_ns():x}"
@@ -220,12 +227,60 @@ class GatedRequest:
 
     def _drop_superseded(self, started: Started) -> None:
         reason = reason_of(started.mark, started.by)
+        if started.mark == "superseded" and self._is_in_canvas():
+            self._follow_replacement(started.by, reason)
+            return
         reports.dropped(self.name, self.id, reason)
         self._unique_dropped_as = reason
         self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
             super()._announce_revoked(reason, False, None, False)  # type: ignore[misc]
         self._once_acknowledged(self._forget_mark)
+
+    def _is_in_canvas(self) -> bool:
+        """Whether something goes on, or fails, with this very id."""
+        try:
+            context = self._context
+        except Exception:
+            logger.exception("the message of superseded task %s cannot be read here", self.id)
+            return False
+        waits = (context.chord, context.group, context.chain, context.callbacks, context.errbacks)
+        return any(waits)
+
+    def _follow_replacement(self, by: str, reason: str) -> None:
+        """Its canvas would hang, or lose its tail: it gets the outcome of what took its place.
+
+        The message is acknowledged when the store, or the result backend, has all of it.
+        """
+        runtime, lock = self._runtime, self.unique_lock
+        assert lock is not None
+        leases = runtime.holding.leases
+        try:
+            call = FollowerCall.of_request(
+                self._app, self, lock, grace_ms=leases.grace_ms, lease_ms=leases.queue_ms
+            )
+            if runtime.settings.conceal_holder:
+                # The result of a stranger's call is none of its business.
+                complete(self._app, call, Outcome.revoked(reason))
+            elif not runtime.holding.follow(lock, self.name, call.dumps(), by):
+                self._hold_back()
+                return
+        except StoreUnavailable as error:
+            reports.store_error(self._app, "follow", error, self.name, self.id, lock.key)
+            self._hold_back()
+            return
+        except Exception:
+            logger.exception("superseded task %s does not follow yet; it is tried again", self.id)
+            self._hold_back()
+            return
+        reports.follows_replacement(self.name, self.id, by)
+        self.send_event(events.DUPLICATE, result=reason)
+        worker_state.task_ready(self)
+        self._notice_acknowledgement()
+        super().acknowledge()  # type: ignore[misc]
+        self._once_acknowledged(self._forget_mark)
+        # Where its replacement has ended already, nobody else would soon look.
+        runtime.in_background(partial(look_after, runtime, lock.key))
 
     def _forget_mark(self) -> None:
         if self.unique_lock is not None and not self._may_exist_twice():

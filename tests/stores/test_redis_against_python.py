@@ -50,7 +50,7 @@ class Acts:
         kinds += [self.give_back, self.help, self.cancel, self.release, self.renew, self.retry]
         kinds += [self.forget, self.settle, self.settle, self.acquire_many, self.wait, self.wait]
         kinds += [self.join, self.join, self.complete_follower, self.reap, self.reap]
-        kinds += [self.promote, self.promote, self.followers]
+        kinds += [self.promote, self.promote, self.followers, self.follow]
         return self._random.choice(kinds)()
 
     def acquire(self) -> Act:
@@ -79,12 +79,17 @@ class Acts:
             keep_ms=pick([0, 0, self._duration()]),
             arguments=pick(["", "", "f1/ü"]),
             again=pick([False, False, True]),
+            canvas=pick([False, False, True]),
         )
 
     def join(self) -> Act:
         claim = replace(self._claim(), states="pswrtcdx", on_conflict="ignore", parent="")
         claim = replace(claim, join=f'"{claim.task_name}"\n{claim.task_id}')
         return lambda store: store.acquire(KEY, claim)
+
+    def follow(self) -> Act:
+        claim, holder = replace(self._claim(), join="its\nmessage"), self._id()
+        return lambda store: store.follow(KEY, claim, holder)
 
     def complete_follower(self) -> Act:
         task_id = self._id()

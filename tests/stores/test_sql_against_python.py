@@ -49,6 +49,7 @@ CLAIMS = st.builds(
     arguments=st.sampled_from(["", "f00d"]),
     again=st.sampled_from([False, False, False, True]),
     join=st.sampled_from(["", "", "its message"]),
+    canvas=st.booleans(),
 )
 FOLLOWERS = st.sampled_from(["f", "g", "a"])
 TO_JOIN = st.builds(
@@ -93,6 +94,7 @@ ACTS = st.one_of(
     act("sweep"),
     act("acquire", TO_JOIN),
     act("acquire", TO_JOIN),
+    act("follow", TO_JOIN, IDS),
     act("complete_follower", FOLLOWERS),
     act("followers", st.one_of(st.none(), IDS)),
     act("reap", REAPERS, SPANS),

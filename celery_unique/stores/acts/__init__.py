@@ -11,7 +11,7 @@ milliseconds. It first forgets what has lapsed, then changes the record in place
 from __future__ import annotations
 
 from .admitting import acquire
-from .following import complete_follower, followers_of
+from .following import complete_follower, follow, followers_of
 from .orphans import promote, reap
 from .publishing import cancel, confirm, give_back, help_holder, release
 from .running import finish, forget, renew, retry, settle, start
@@ -22,6 +22,7 @@ __all__ = [
     "complete_follower",
     "confirm",
     "finish",
+    "follow",
     "followers_of",
     "forget",
     "give_back",

@@ -92,8 +92,9 @@ def _goes_on(record: Record, claim: Claim, now: int) -> bool:
 def _created(record: Record, claim: Claim, now: int) -> Acquired:
     own = record.tasks.get(claim.task_id)
     replaced = tuple(sorted(stands_in_for(record, claim.task_id)))
+    followers = tuple(i for i in replaced if record.tasks[i].in_canvas)
     after, eta = (own.after, own.eta) if own is not None else ("", 0)
-    return Acquired("created", None, now, replaced, after, eta)
+    return Acquired("created", None, now, replaced, after, eta, followers)
 
 
 def _blockers(record: Record, claim: Claim, now: int) -> list[str]:
@@ -158,6 +159,8 @@ def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
         keep=claim.keep,
         arguments=claim.arguments,
     )
+    if claim.canvas:
+        task.flag("c")
     # A mark would drop the new message at the gate, and an older message of this
     # id may still arrive: forget the mark, remember that there may be two.
     was_known = record.marks.pop(claim.task_id, None) or record.tasks.pop(claim.task_id, None)

@@ -29,6 +29,19 @@ def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
     look_after(record, now)
 
 
+def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
+    """The task of a message in hand follows the holder, or whatever took the place of that."""
+    record.purge(now)
+    if claim.task_id in record.tasks:
+        return False
+    seen = {claim.task_id}
+    while (mark := record.marks.get(holder)) and mark.by and mark.by not in seen:
+        seen.add(holder)
+        holder = mark.by
+    attach(record, claim, holder, now)
+    return True
+
+
 def attached_to(record: Record, follower_id: str, now: int) -> str:
     """The living task that it follows; itself, where it is promoted; empty for none."""
     following = record.following

@@ -37,6 +37,8 @@ def finalise(record: Record, task_id: str, mark_until: int) -> None:
         other = record.tasks[other_id]
         if other.state != "r":
             del record.tasks[other_id]
+            if other.in_canvas or other.expected:
+                record.tasks[task_id].flag("f")
             record.marks[other_id] = Mark("superseded", max(other.lease, mark_until), task_id)
             follow_instead(record, other_id, task_id)
 

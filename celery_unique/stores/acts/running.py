@@ -119,12 +119,12 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
     task = record.tasks.get(finish.task_id)
     if task is None or not _may_finish(task, finish):
         return Finished("not_yours")
-    followed = is_followed(record, finish.task_id)
+    followed = task.expected or is_followed(record, finish.task_id)
     if task.ending:  # a hard time limit reports twice
         return Finished("ended", True, task.duplicates, followed)
     if task.state == "p":
         _end_limbo(record, finish, now)
-        followed = is_followed(record, finish.task_id)
+        followed = task.expected or is_followed(record, finish.task_id)
     stop_following(record, finish.task_id)
     if finish.settle_later or task.copies or followed:
         # Callers see the final state from here on, but the record stays until the

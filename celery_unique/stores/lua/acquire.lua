@@ -6,16 +6,18 @@
 --          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
 --          window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
 --          push back or 0, 14 its message if it would follow who blocks it, or "",
---          15 "1" when the same attempt asks again (times in ms)
+--          15 "c" when a canvas waits for the id, or "", 16 "1" when the same attempt asks again
+--          (times in ms)
 -- Returns  now: created, with nothing to add
---          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created
+--          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created; each of
+--          these behind "c" when a canvas waits for it, else behind "-"
 --          {id, letter of its state, created_at, lease, arguments, now, "joined" when it follows
 --          that task, "ended" when that has ended, else "", ETA or 0}: blocked by that task
 local id, name = ARGV[2], ARGV[3]
 local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local strategy, parent, max_wait = ARGV[11], ARGV[12], tonumber(ARGV[13])
-local message, again = ARGV[14], ARGV[15] == "1"
+local message, again = ARGV[14], ARGV[16] == "1"
 local own, mark = record["t:" .. id], record["m:" .. id]
 
 local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
@@ -30,7 +32,10 @@ local function created()
   local task = record["t:" .. id]
   local reply = {now, task and task[ETA] or 0, task and task[AFTER] or ""}
   local replaced = stands_in_for(id)
-  for n = 2, #replaced do reply[#reply + 1] = replaced[n] end
+  for n = 2, #replaced do
+    local in_canvas = record["t:" .. replaced[n]][FLAGS]:find("c")
+    reply[#reply + 1] = (in_canvas and "c" or "-") .. replaced[n]
+  end
   if #reply == 3 and reply[2] == 0 and reply[3] == "" then return now end
   return reply
 end
@@ -119,7 +124,7 @@ if #waiting > 0 then
   end
 end
 -- An older message of this id may still arrive: forget the mark, remember that there may be two.
-local flags = (own or mark) and "m" or ""
+local flags = ARGV[15] .. ((own or mark) and "m" or "")
 write("t:" .. id, {1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
   after and after:sub(3) or "", arguments, since})
 if mark then write("m:" .. id, nil) end

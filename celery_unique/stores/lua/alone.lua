@@ -13,7 +13,7 @@ for i = 1, #stored, 2 do
     alone, alone_field = cjson.decode(stored[i + 1]), field
   end
 end
-if alone and (others or alone[CREATED] + alone[LEASE] <= now or (alone[FLAGS] or "") ~= ""
+if alone and (others or alone[CREATED] + alone[LEASE] <= now or (alone[FLAGS] or ""):find("[efjmo]")
   or (alone[BY] or "") ~= "" or (alone[AFTER] or "") ~= "") then alone = nil end
 
 -- The values that were left out, up to this one, so that it can be set.

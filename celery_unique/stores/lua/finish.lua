@@ -23,12 +23,13 @@ if task[DELIVERY] == "" then
 end
 if not mine then return {"not_yours"} end
 -- A hard time limit reports twice.
-if ending then return {"ended", 1, duplicates, is_followed(ARGV[2]) and 1 or 0} end
+local function is_awaited() return is_followed(ARGV[2]) or task[FLAGS]:find("f") end
+if ending then return {"ended", 1, duplicates, is_awaited() and 1 or 0} end
 -- The store never heard that it was published: what it stands in for is over if it ran, else back.
 if task[STATE] == "p" then
   if state == "x" then bring_back(ARGV[2], mark_until) else finalise(ARGV[2], mark_until) end
 end
-local followed = is_followed(ARGV[2])
+local followed = is_awaited()
 stop_following(ARGV[2])
 local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
 if settle_later or task[FLAGS]:find("m") or followed then

@@ -8,10 +8,10 @@ if #stored == 0 then
   if kept == 0 then kept = window end
   local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
   local task
-  if ends == 0 and eta == 0 and ARGV[8] == "" and ARGV[9] == "" then
+  if ends == 0 and eta == 0 and ARGV[8] == "" and ARGV[9] == "" and ARGV[15] == "" then
     task = cjson.encode({1, "p", now, grace})
   else
-    task = packed({1, "p", now, now + grace, name, ends, eta, ARGV[8], 0, 0, "", 0, "", "", "", "",
+    task = packed({1, "p", now, now + grace, name, ends, eta, ARGV[8], 0, 0, "", 0, "", ARGV[15], "", "",
       ARGV[9], 0}, name)
   end
   redis.call("HSET", key, "n", name, "t:" .. ARGV[2], task)

@@ -106,8 +106,13 @@ end
 local function finalise(id, mark_until)
   local over = stands_in_for(id)
   for n = 2, #over do
-    local task = record["t:" .. over[n]]
+    local task, own = record["t:" .. over[n]], record["t:" .. id]
     if task[STATE] ~= "r" then
+      -- In a canvas: it will follow, so that the result must be stored before this record goes.
+      if task[FLAGS]:find("[cf]") and not own[FLAGS]:find("f") then
+        own[FLAGS] = own[FLAGS] .. "f"
+        write("t:" .. id, own)
+      end
       write("m:" .. over[n], {"superseded", math.max(task[LEASE], mark_until), id})
       write("t:" .. over[n], nil)
       for _, group in pairs(following and following.g or {}) do

@@ -58,6 +58,7 @@ RECORD_ONLY = frozenset(
     for name in (script.sha, script.body)
 )
 
+FOLLOW = load("follow", FOLLOWING)
 FOLLOWERS = load("followers", FOLLOWING)
 COMPLETE_FOLLOWER = load("complete_follower", FOLLOWING)
 REAP = load("reap", FOLLOWING)

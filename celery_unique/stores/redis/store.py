@@ -100,9 +100,13 @@ class RedisStore(RedisFollowing):
         return lambda: _all_acquired(wait(), claims)
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
-        return self._command(
-            scripts.ACQUIRE,
-            key,
+        return self._command(scripts.ACQUIRE, key, *self._claimed(claim))
+
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        return bool(self._run(scripts.FOLLOW, key, *self._claimed(claim, holder_id)))
+
+    def _claimed(self, claim: Claim, of: str = "") -> tuple[str | int, ...]:
+        return (
             claim.task_id,
             claim.task_name,
             claim.states,
@@ -113,9 +117,10 @@ class RedisStore(RedisFollowing):
             claim.arguments,
             claim.keep_ms,
             claim.on_conflict,
-            claim.parent,
+            of or claim.parent,
             claim.max_wait_ms,
             claim.join,
+            "c" if claim.canvas else "",
             _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
         )
 
@@ -289,8 +294,10 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
         return Acquired("created", None, reply)
     if isinstance(reply[0], int):
         now, eta, after, *replaced = reply
-        ids = tuple(sorted(task_id.decode() for task_id in replaced))
-        return Acquired("created", None, now, ids, after.decode(), eta)
+        ids = sorted((each[1:].decode(), each[:1] == b"c") for each in replaced)
+        followers = tuple(task_id for task_id, in_canvas in ids if in_canvas)
+        replaced_ids = tuple(task_id for task_id, _ in ids)
+        return Acquired("created", None, now, replaced_ids, after.decode(), eta, followers)
     task_id, letter, created_at, lease, arguments, now, joined, eta = reply
     holder = Holder(
         task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode(), eta

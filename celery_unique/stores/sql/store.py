@@ -204,6 +204,12 @@ class SqlStore(RecordedStore):
             session, key, lambda record, us: acts.acquire(record, claim, us // 1000), alone=True
         )
 
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        def act(record: Record, us: int) -> bool:
+            return acts.follow(record, claim, holder_id, us // 1000)
+
+        return self._database.run(lambda session: self._swap(session, key, act, alone=True))
+
     @contextmanager
     def _alone(self, session: Session, key: str) -> Iterator[None]:
         with session.transaction(self._statements.begin):

@@ -28,6 +28,7 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
     """Locks, and what tests and tasks tell each other, are in Redis."""
     if backend == "django-db":
         set_up_django(Path(settings.pop("django_database")))
+    transport = {"max_connections": 200, **settings.pop("broker_transport_options", {})}
     app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
         {**PATIENT, **settings},
@@ -37,7 +38,7 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
         result_expires=600,
         # Fifty greenlets that publish at once need more than kombu's ten: it takes the lack of one
         # for a lost broker, and a message that it was just receiving is lost with that.
-        broker_transport_options={"max_connections": 200},
+        broker_transport_options=transport,
         # Chords on backends that cannot count are polled for.
         result_chord_retry_interval=0.2,
     )
@@ -106,6 +107,25 @@ def _define(app: Celery, task: Define, kind: str, unique: bool, props: Props) ->
         if props.enter(f"{kind}-{tag}") == 1:
             raise Ignore
         return "the second"
+
+    last: dict[str, Any] = {**options, "unique_on_conflict": "rerun"} if unique else {}
+
+    @task(name=f"{kind}.rerun", **last)
+    def rerun(tag: str, value: Any = 1) -> Any:
+        """Each run waits for a word of its own."""
+        props.wait_for_word(tag, run=props.enter(f"{kind}-{tag}"))
+        props.redis.rpush(f"values:{tag}", json.dumps(value))
+        return value
+
+    newest: dict[str, Any] = {**options, "unique_on_conflict": "replace"} if unique else {}
+
+    @task(name=f"{kind}.newest", **newest)
+    def newest_wins(tag: str, value: Any = 1) -> Any:
+        props.enter(f"{kind}-{tag}")
+        props.redis.rpush(f"values:{tag}", json.dumps(value))
+        if value == "fails":
+            raise ValueError("it failed")
+        return value
 
     @task(name=f"{kind}.once", unique_states="until_success" if unique else None, **options)
     def once(tag: str, value: Any = 1) -> Any:

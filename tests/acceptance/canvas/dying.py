@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_unique import completing, sharing
+from celery_unique.holding import Holding
 
 #: How many followers a worker completes before it dies.
 DIES_AT = "CANVAS_DIES_AT"
@@ -23,9 +24,14 @@ DIES_AT = "CANVAS_DIES_AT"
 #: "random"  at a moment that nobody chose, then or a little later.
 DIES = "CANVAS_DIES"
 
+#: It dies when the store has a superseded task as a follower, and its message is not acknowledged.
+DIES_FOLLOWING = "CANVAS_DIES_FOLLOWING"
+
 
 def die_in_time() -> None:
     """Where the environment asks for it."""
+    if DIES_FOLLOWING in os.environ:
+        Holding.follow = then_die(Holding.follow)
     if DIES_AT not in os.environ:
         return
     dies_at, when = int(os.environ[DIES_AT]), os.environ[DIES]

@@ -64,6 +64,102 @@ def follow(store: LockStore, key: str, holder: str) -> list[str]:
     return [follower_id for follower_id, _ in store.followers(key, holder)]
 
 
+def replaced(store: LockStore, key: str, *task_ids: str, **fields: Any) -> None:
+    """Each takes the place of the one before; the first is in a canvas."""
+    publish(store, key, task_ids[0], canvas=True)
+    for task_id in task_ids[1:]:
+        advance(store, 1)
+        publish(store, key, task_id, on_conflict="replace", **fields)
+
+
+def follows(store: LockStore, key: str, task_id: str, by: str) -> bool:
+    return store.follow(key, claim(task_id, join=f"message of {task_id}"), by)
+
+
+class FollowingReplacementsContract:
+    """A superseded task of a canvas, whose message a worker has in hand."""
+
+    def test_a_replacement_is_told_which_of_the_replaced_a_canvas_waits_for(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "a", canvas=True)
+
+        one = store.acquire(key, claim("b", on_conflict="replace"))
+        confirm(store, key, "b")
+        other = store.acquire(key, claim("c", on_conflict="replace"))
+
+        assert (one.replaced, one.followers) == (("a",), ("a",))
+        assert (other.replaced, other.followers) == (("b",), ())
+
+    def test_a_superseded_task_follows_what_took_its_place(
+        self, store: LockStore, key: str
+    ) -> None:
+        replaced(store, key, "a", "b")
+
+        assert follows(store, key, "a", "b")
+
+        assert store.followers(key, "b") == [("a", Follower("b", "message of a"))]
+        assert reap(store, key) == []
+
+    def test_it_follows_the_last_of_a_chain_of_replacements(
+        self, store: LockStore, key: str
+    ) -> None:
+        replaced(store, key, "a", "b", "c")
+
+        assert follows(store, key, "a", "b")
+
+        assert follow(store, key, "c") == ["a"]
+
+    def test_following_twice_is_following_once(self, store: LockStore, key: str) -> None:
+        replaced(store, key, "a", "b")
+
+        assert follows(store, key, "a", "b")
+        assert follows(store, key, "a", "b")
+
+        assert follow(store, key, "b") == ["a"]
+
+    def test_a_follower_of_what_is_gone_is_an_orphan_and_due(
+        self, store: LockStore, key: str
+    ) -> None:
+        assert follows(store, key, "a", "b")
+
+        assert key in store.due()
+        assert [(one.follower_id, one.holder) for one in reap(store, key)] == [("a", "b")]
+        assert promote(store, key, "a") == "publish"
+        assert task_of(store, key, "a").state == "p"
+
+    def test_a_task_of_the_key_does_not_follow(self, store: LockStore, key: str) -> None:
+        publish(store, key, "a")
+
+        assert not follows(store, key, "a", "b")
+
+        assert store.followers(key) == []
+
+    def test_a_task_that_a_canvas_will_follow_stays_until_its_result_is_stored(
+        self, store: LockStore, key: str
+    ) -> None:
+        """The message of the one whose place it took is reached while it ends."""
+        replaced(store, key, "a", "b", "c")
+        store.start(key, start("c"))
+
+        ended = store.finish(key, finish("c"))
+
+        assert ended == Finished("ended", settle=True, followers=True)
+        assert follows(store, key, "a", "b")
+        assert reap(store, key) == [], "whoever ends it completes its followers"
+        settle(store, key, "c")
+        assert orphans(store, key) == ["a"]
+
+    def test_a_task_that_took_the_place_of_a_plain_call_goes_at_once(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "a")
+        publish(store, key, "b", on_conflict="replace")
+        store.start(key, start("b"))
+
+        assert store.finish(key, finish("b")) == Finished("ended")
+
+
 class JoiningContract:
     """Becoming a follower, and having been one."""
 
@@ -888,5 +984,11 @@ class PromotingContract:
         assert promote(store, abandoned, "g") == "publish"
 
 
-class FollowingContract(JoiningContract, FollowedContract, ReapingContract, PromotingContract):
+class FollowingContract(
+    JoiningContract,
+    FollowingReplacementsContract,
+    FollowedContract,
+    ReapingContract,
+    PromotingContract,
+):
     """All of it."""
