@@ -24,7 +24,8 @@ class Worker:
 
     ``app`` is what ``-A`` takes (``package.module`` or ``package.module:attribute``); directories
     in ``python_path`` come before the repository on the worker's import path. Gossip and mingle
-    are off, which makes the worker ready a second sooner; ``args`` are added at the end.
+    are off, which makes the worker ready a second sooner; ``args`` are added at the end. ``forked``
+    is False for what must come before the import of Celery (`celery_forks`).
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Worker:
         cwd: Path | None = None,
         log_level: str = "INFO",
         name: str | None = None,
+        forked: bool = True,
     ) -> None:
         self.hostname = f"{name or f'worker{next(_numbers)}'}@{os.getpid()}.test"
         command = [
@@ -63,7 +65,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join([*import_path, *([inherited] if inherited else [])]),
                 **(env or {}),
             },
-            forked=pool != "gevent",
+            forked=forked and pool != "gevent",
         )
 
     def start(self, *, timeout: float = 60.0) -> Self:
