@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from celery import current_app
@@ -21,6 +21,7 @@ from .policy import UniquePolicy
 from .publish import queue_of, registered
 from .runtime import Runtime, runtime_of
 from .stores.record import Record, TaskEntry
+from .timing import moment_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +116,15 @@ def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
         task_name=task.task_name,
         task_id=task_id,
         state=str(task.shown_state(now)),
-        created_at=_moment(task.created_at),
-        expires_at=_moment(task.lease),
-        window_ends_at=_moment(task.window_ends) if task.window_ends else None,
-        eta=_moment(task.eta) if task.eta else None,
+        created_at=moment_of(task.created_at),
+        expires_at=moment_of(task.lease),
+        window_ends_at=moment_of(task.window_ends) if task.window_ends else None,
+        eta=moment_of(task.eta) if task.eta else None,
         duplicates=task.duplicates,
-        last_duplicate_at=_moment(task.last_duplicate_at) if task.last_duplicate_at else None,
+        last_duplicate_at=moment_of(task.last_duplicate_at) if task.last_duplicate_at else None,
         # A delivery is named worker / process / boot / count.
         worker=task.delivery.rsplit("/", 3)[0] if task.delivery else None,
     )
-
-
-def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def _find(

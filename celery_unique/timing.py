@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from celery.utils.time import maybe_make_aware
+
+#: The last moment that every time zone can show: a lease may end after the year 9999.
+LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
+_LAST_MS = int(LAST_MOMENT.timestamp() * 1000)
+
+
+def moment_of(milliseconds: int) -> datetime:
+    """A time of a store's clock, to be shown; what comes after the last moment is that."""
+    if milliseconds >= _LAST_MS:
+        return LAST_MOMENT
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def delay_ms(app: Any, options: Mapping[str, Any]) -> int:

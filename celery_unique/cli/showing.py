@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -21,6 +21,7 @@ from celery_unique.operations.explaining import (
 )
 from celery_unique.operations.selecting import HeldLock, find
 from celery_unique.runtime import Runtime
+from celery_unique.timing import moment_of
 
 from . import FOUND_NOTHING
 from .options import (
@@ -228,7 +229,7 @@ def _show_marks(screen: Screen, explanation: Explanation) -> None:
 
 
 def _when(milliseconds: int) -> str:
-    return moment(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    return moment(moment_of(milliseconds))
 
 
 def _ahead(milliseconds: int, now: int) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from celery_unique.runtime import Runtime
 from celery_unique.stores.diagnosis import Finding
+from celery_unique.timing import moment_of
 
 from .workers import Workers
 
@@ -26,7 +26,7 @@ class SeenFailOver:
         return {
             "before": self.before,
             "after": self.after,
-            "noticed_at": _moment(self.noticed_at_ms),
+            "noticed_at": moment_of(self.noticed_at_ms),
             "noticed_by": self.noticed_by,
         }
 
@@ -63,11 +63,7 @@ def findings(seen: list[SeenFailOver]) -> Iterator[Finding]:
             "fail-over",
             "note",
             f"the lock store failed over from {each.before} to {each.after}, noticed at "
-            f"{_moment(each.noticed_at_ms):%Y-%m-%d %H:%M:%S} UTC by {by}: locks taken in the last "
-            "moments before that may be lost, as if they had lapsed",
+            f"{moment_of(each.noticed_at_ms):%Y-%m-%d %H:%M:%S} UTC by {by}: locks taken in the "
+            "last moments before that may be lost, as if they had lapsed",
             "nothing has to be done; min-replicas-to-write of the servers bounds how much is lost",
         )
-
-
-def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

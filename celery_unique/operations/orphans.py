@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 from celery_unique.runtime import Runtime
+from celery_unique.timing import moment_of
 
 from .queues import not_in_queues
 from .selecting import HeldLock
@@ -74,7 +74,7 @@ class Unproven:
     def in_words(self) -> Iterator[tuple[int, str]]:
         for reason, locks in self.locks.items():
             returns_at = self.returns_at_ms[reason]
-            moment = datetime.fromtimestamp(returns_at / 1000, UTC) if returns_at else None
+            moment = moment_of(returns_at) if returns_at else None
             yield (
                 locks,
                 f"{reason}, at the latest from {moment:%Y-%m-%d %H:%M:%S} UTC on"

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from celery_unique.exceptions import InvalidPolicy
@@ -15,6 +15,7 @@ from celery_unique.messages import one_of, shown, suggestion
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.states import LIVE, STATES, TERMINAL
 from celery_unique.stores.record import Record, TaskEntry
+from celery_unique.timing import moment_of
 
 #: What people mean by one word. An operator's release is none of OJS's states.
 STATE_GROUPS = {
@@ -201,4 +202,4 @@ def _begins_with(key: str, part: str) -> bool:
 
 
 def _moment(milliseconds: int) -> datetime | None:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None
+    return moment_of(milliseconds) if milliseconds else None

@@ -205,6 +205,24 @@ def test_the_page_of_one_lock_tells_all_of_it() -> None:
 
 
 @inside_django
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati"])
+def test_an_eta_at_the_end_of_all_dates_is_shown(zone: str) -> None:
+    import time
+    from datetime import UTC, datetime
+
+    from django.utils import timezone
+
+    empty_store()
+    last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC).timestamp()
+    key = hold("shop.rebuild", "first", delay_ms=int((last - time.time()) * 1000))
+    client = client_of(staff(SEE))
+
+    with timezone.override(zone):
+        for address in (LIST, f"{LIST}{key}/change/"):
+            assert "first" in text_of(client.get(address))
+
+
+@inside_django
 def test_a_lock_that_is_gone_leads_back_to_the_list() -> None:
     empty_store()
     client = client_of(staff(SEE))

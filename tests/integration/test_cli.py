@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -239,6 +240,37 @@ def test_why_tells_of_a_task_that_was_superseded_or_revoked(shop: Celery, run: R
 
     assert ran.code == 0
     assert f"Task {old.id} is marked superseded (by {new.id})" in ran.out
+
+
+@pytest.mark.parametrize(
+    "eta",
+    [
+        datetime(9999, 12, 31, tzinfo=UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+        datetime(9999, 12, 31, 12, tzinfo=timezone(timedelta(hours=-12))),
+        datetime(9999, 6, 1, tzinfo=UTC),
+    ],
+    ids=["last day", "last moment", "another zone", "last year"],
+)
+def test_an_eta_at_the_end_of_all_dates_is_shown(shop: Celery, run: Run, eta: datetime) -> None:
+    """Its lease ends after that, in the year 10000, which no date has."""
+    task = shop.tasks["shop.rebuild"]
+    sent = task.apply_async((7,), eta=eta)
+    flush(shop)
+
+    lock = lookup(task, (7,))
+
+    assert lock is not None
+    last = datetime(9999, 12, 31, tzinfo=UTC)
+    assert abs(lock.eta - min(eta, last)) < timedelta(minutes=1)
+    assert lock.expires_at.astimezone(timezone(timedelta(hours=14))).year == 9999
+    [row] = run(shop, "list", "--json").json()
+    assert (row["task_id"], row["eta"][:4]) == (sent.id, "9999")
+    for command in ("list", "stats", "show", "why"):
+        name = () if command in ("list", "stats") else (sent.id,)
+        ran = run(shop, command, *name)
+        assert ran.code == 0, (command, ran.err)
+    assert run(shop, "why", "shop.rebuild", "--args", "[7]", "--json").code == 0
 
 
 @pytest.mark.parametrize("command", ["show", "why"])

@@ -25,6 +25,7 @@ from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import holders_of
 from celery_unique.operations.selecting import is_key
 from celery_unique.runtime import Runtime, runtime_of
+from celery_unique.timing import moment_of
 
 from .listing import Found, find
 from .models import Lock
@@ -107,7 +108,7 @@ class LockAdmin(admin.ModelAdmin):
         if not locks:
             messages.warning(request, "That lock is not there any more: its key is free.")
             return HttpResponseRedirect(self._url("changelist"))
-        rows = self._rows(request, locks, datetime.fromtimestamp(now / 1000, UTC), units=2)
+        rows = self._rows(request, locks, moment_of(now), units=2)
         return self._page(request, "lock", {"title": locks[0].task_name or "Lock", "rows": rows})
 
     @_guarded

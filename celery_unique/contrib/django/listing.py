@@ -20,6 +20,7 @@ from celery_unique.locks import Lock, key_of_idempotency_key, lock_of
 from celery_unique.operations.selecting import StoreClock, is_key
 from celery_unique.runtime import Runtime
 from celery_unique.stores.record import Record
+from celery_unique.timing import moment_of
 
 PER_PAGE = 100
 #: What can be paged through; further ones are found by narrowing the search.
@@ -115,7 +116,7 @@ def _records(
     else:
         now_ms = StoreClock(runtime).now()
         records = runtime.store.walk(BATCH, stop_at)
-    found.now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    found.now = moment_of(now_ms)
     return records
 
 
