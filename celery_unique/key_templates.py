@@ -20,6 +20,11 @@ _FORMATTER = Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+#: What the one parameter is called that is passed the mapping of all arguments. Any other name is
+#: that of an argument, with a slip in it or of another task.
+_MAPPING_NAMES = ("arguments", "args", "kwargs", "params", "parameters")
+
+
 class _Field(NamedTuple):
     literal: str
     name: str | None
@@ -103,8 +108,7 @@ def _make_plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bo
         return _Plan(named=names)
     missing = [name for name in takes.required if name not in names]
     mapping = None
-    # One thing that it wants, and that is none of the arguments: all of them.
-    if known and missing and len(takes.required) == 1 and not takes.everything:
+    if known and missing and _takes_mapping(takes):
         mapping, names = missing.pop(), (*names, *takes.required)
     if missing:
         return _Plan(wrong=_missing(missing[0], names, known), wrong_parameter=missing[0])
@@ -121,6 +125,13 @@ def _make_plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bo
         ),
         mapping=mapping,
     )
+
+
+def _takes_mapping(takes: _Takes) -> bool:
+    """Whether the one thing that it wants, which is none of the arguments, is all of them."""
+    if len(takes.required) != 1 or takes.everything:
+        return False
+    return takes.required[0] in (*_MAPPING_NAMES, *takes.by_position)
 
 
 #: A callable may be another one in each call, and is then kept alive here for a while.
@@ -145,8 +156,8 @@ def _missing(name: str, names: tuple[str, ...], known: bool) -> str:
         cure = "Make it a @staticmethod: it is called without the task"
     elif known:
         cure = (
-            "Write it with the names of arguments, give that parameter a default, or write one "
-            "parameter alone, which is passed the mapping of all arguments"
+            "Write it with the names of arguments, give that parameter a default, or call it "
+            "'arguments' and write it alone: that is passed the mapping of all arguments"
         )
     else:
         cure = f"Pass {name!r} by name, or write it with **arguments for those that the call names"

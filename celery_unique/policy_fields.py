@@ -96,7 +96,12 @@ def check_keys(value: object) -> tuple[str, ...]:
 
 
 def check_args_keys(value: object) -> tuple[str, ...] | None:
-    return _some_names("args_keys", value, "for all arguments, or take 'args' out of keys for none")
+    return _some_names(
+        "args_keys",
+        value,
+        "for all arguments. For one key whatever the arguments are, give unique_by='type' in its "
+        "place (keys=['type'] in a policy)",
+    )
 
 
 def check_meta_keys(value: object) -> tuple[str, ...] | None:

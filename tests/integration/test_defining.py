@@ -281,6 +281,32 @@ def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure() -> None:
         def bad(shop_id: int, **extra: Any) -> None: ...
 
 
+def test_a_callable_key_with_one_parameter_that_is_no_argument_is_refused() -> None:
+    """As the mapping of all arguments it would give no two calls one key."""
+    app = make_app("memory://")
+
+    with pytest.raises(
+        InvalidPolicy, match=r"shop.bad: unique_key has the parameter 'user'.* mean 'user_id'\?"
+    ):
+
+        @app.task(name="shop.bad", unique=True, unique_key=lambda user: f"user-{user}")
+        def bad(user_id: int, image_url: str) -> None: ...
+
+
+def test_no_argument_is_named_by_an_empty_list_and_the_error_says_how_to_ignore_them() -> None:
+    app = make_app("memory://")
+
+    with pytest.raises(InvalidPolicy, match=r"shop.bad: .*unique_on.* unique_by='type'"):
+
+        @app.task(name="shop.bad", unique=True, unique_on=[])
+        def bad(shop_id: int) -> None: ...
+
+    @app.task(name="shop.rebuild", unique=True, unique_by="type")
+    def rebuild(shop_id: int) -> None: ...
+
+    assert [rebuild.delay(7).outcome, rebuild.delay(8).outcome] == ["created", "deduplicated"]
+
+
 def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
     app = make_app("memory://")
 

@@ -486,9 +486,10 @@ class _Prefixed:
         (functools.partial(lambda prefix, shop_id: f"{prefix}-{shop_id}", "p"), "p-7"),
         (_Prefixed(), "shop-7"),
         (_Prefixed().__call__, "shop-7"),
-        # One parameter that is no argument: all of them.
+        # One parameter that is called so, or has no name for a caller: all of them.
         (lambda arguments: f"{arguments['shop_id']} {arguments['full']}", "7 False"),
-        (lambda a, full=True: f"{a['shop_id']} {full}", "7 False"),
+        (lambda kwargs, full=True: f"{kwargs['shop_id']} {full}", "7 False"),
+        (eval("lambda a, /, full=True: f'{a[\"shop_id\"]} {full}'"), "7 False"),
         (lambda *, arguments: f"{arguments}", "{'shop_id': 7, 'full': False}"),
         (eval("lambda arguments, /: f'{arguments}'"), "{'shop_id': 7, 'full': False}"),
         (repr, "{'shop_id': 7, 'full': False}"),
@@ -527,6 +528,9 @@ def test_a_callable_may_change_the_mapping_that_it_is_passed():
     [
         (lambda shop, full: "x", "shop", r"'shop', but .* Did you mean 'shop_id'\? Write it with"),
         (lambda shop_id, day: "x", "day", "parameter 'day', .* give that parameter a default"),
+        (lambda shop: "x", "shop", r"'shop', but .* Did you mean 'shop_id'\? .* 'arguments' and"),
+        (lambda *, user: "x", "user", "parameter 'user', but the arguments are 'shop_id', 'full'"),
+        (lambda shop, full=1: "x", "shop", "parameter 'shop', but the arguments are"),
         (lambda shop, **others: "x", "shop", "parameter 'shop', but the arguments are"),
         (lambda self, shop_id: "x", "self", "@staticmethod"),
         (lambda: "x", None, r"no parameter, .* same key\. Write .* unique_by='type'"),

@@ -198,6 +198,7 @@ REFUSED = [
     ({"keys": {"args": True}}, "keys", "give a list of strings"),
     ({"keys": b"args"}, "keys", "give a list of strings"),
     ({"args_keys": []}, "args_keys", "leave it out for all arguments"),
+    ({"args_keys": []}, "args_keys", "give unique_by='type' in its place"),
     ({"args_keys": ["a", ""]}, "args_keys", "every item is a string that is not empty"),
     ({"args_keys": ""}, "args_keys", "every item is a string that is not empty"),
     ({"args_keys": ["a", "b", "a"]}, "args_keys", "'a' is repeated"),

@@ -301,7 +301,7 @@ REFUSED = [
     ({"keys": ["meta"], "meta_keys": ["a", "a"]}, "meta_keys", "'a' is repeated"),
     ({"keys": ["args"], "args_keys": "user_id"}, "args_keys", "a list of strings"),
     ({"keys": ["args"], "args_keys": ["a", "a"]}, "args_keys", "'a' is repeated"),
-    ({"keys": ["args"], "args_keys": []}, "args_keys", "take 'args' out of keys"),
+    ({"keys": ["args"], "args_keys": []}, "args_keys", "keys=['type'] in a policy"),
     ({"keys": ["args"], "args_keys": [1]}, "args_keys", "every item is a string"),
     ({"args_keys": ["user_id"]}, "args_keys", "add 'args' to keys"),
     ({"period": 600}, "period", "such as 'PT10M'"),
