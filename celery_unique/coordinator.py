@@ -250,9 +250,12 @@ class UniqueTaskCoordinator(Asking):
         return Published(holder.task_id, facts)
 
     def _report_conflict(self, attempt: Attempt, holder: Holder, now: int) -> None:
-        reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy)
-        if holder.state is State.AVAILABLE and now - holder.created_at > LONG_WAIT_MS:
-            reports.long_wait(attempt.task_name, holder, now)
+        waited = 0  # in the queue: one that runs, or waits for its ETA, is where it belongs
+        if holder.state is State.AVAILABLE:
+            waited = max(0, now - max(holder.created_at, holder.eta))
+        reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy, waited)
+        if waited > LONG_WAIT_MS:
+            reports.long_wait(attempt.task_name, holder, waited)
 
     def _follow(self, attempt: Attempt, acquired: Acquired, holder: Holder) -> Published:
         """The call keeps its own id and gets the holder's outcome.

@@ -35,7 +35,9 @@ def acquired(app: Any, task_name: str, task_id: str, key: str, outcome: str = "c
     signals.unique_acquired.send(sender=task_name, task_id=task_id, key=key, app=app)
 
 
-def conflict(app: Any, task_name: str, holder: Holder, key: str, policy: UniquePolicy) -> None:
+def conflict(
+    app: Any, task_name: str, holder: Holder, key: str, policy: UniquePolicy, waited_ms: int
+) -> None:
     logger.info(
         "%s was not published: task %s (%s) holds its key",
         task_name,
@@ -55,6 +57,7 @@ def conflict(app: Any, task_name: str, holder: Holder, key: str, policy: UniqueP
         state=str(holder.state),
         key=key,
         on_conflict=policy.on_conflict,
+        waited_s=waited_ms / 1000,
         app=app,
     )
 
@@ -89,14 +92,14 @@ def promoted(task_name: str, task_id: str, holder_id: str) -> None:
     )
 
 
-def long_wait(task_name: str, holder: Holder, now: int) -> None:
+def long_wait(task_name: str, holder: Holder, waited_ms: int) -> None:
     """A lock whose message was purged would otherwise swallow calls in silence."""
     logger.warning(
         "%s: task %s, which holds the key, has waited for %d minutes. If its message is gone "
         "(a purged queue), free the key with celery -A APP unique release --task-id ID",
         task_name,
         holder.task_id,
-        (now - holder.created_at) // 60_000,
+        waited_ms // 60_000,
         extra=facts(task_name, holder.task_id, "long_wait"),
     )
 

@@ -12,7 +12,8 @@ from celery.utils.dispatch import Signal
 #: A call took its key. ``task_id, key, app``
 unique_acquired = Signal(name="unique_acquired")
 
-#: A call found its key held. ``task_id`` (the holder's), ``state, key, on_conflict, app``
+#: A call found its key held. ``task_id`` (the holder's), ``state, key, on_conflict, waited_s``
+#: (how long the holder has waited in the queue; 0 when it is not there), ``app``
 unique_conflict = Signal(name="unique_conflict")
 
 #: A key was given back: its task ended or was revoked, or somebody released it by hand.

@@ -11,18 +11,21 @@ prefork pool send what they count to the worker's main process (``relay``).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from celery import signals as celery_signals
 
 from celery_unique import signals
-from celery_unique.exceptions import ConfigurationError
+from celery_unique.coordinator import LONG_WAIT_MS
+from celery_unique.exceptions import CeleryUniqueError, ConfigurationError
 from celery_unique.messages import install_command
+from celery_unique.policy import UniquePolicy
 from celery_unique.runtime import make_runtime, runtime_of
 from celery_unique.stores.base import LockStore
 
@@ -57,6 +60,13 @@ TIMED_ACTS = (
 )
 #: Those that some stores can do in two steps, which then are timed as one.
 TWO_STEP_ACTS = ("acquire", "acquire_many")
+#: What ``unique_store_error`` names.
+ERROR_ACTS = (
+    *("acquire", "help", "confirm", "give_back", "start", "read", "renew", "retry", "finish"),
+    *("settle", "forget", "cancel", "follow", "followers", "reap", "fail-over"),
+)
+#: How a task ends. (A key that is released for it is a rare act of a person.)
+ENDS = ("completed", "discarded", "cancelled")
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 #: prometheus_client's own way to add up processes, where the user has chosen it.
@@ -101,7 +111,7 @@ def _watch(app: Any, registry: CollectorRegistry) -> Metrics | None:
         metrics = _installed[registry] = Metrics(registry)
     if app in metrics.apps:
         return None
-    metrics.apps.add(app)
+    metrics.apps[app] = set()
     make_runtime(app).watch_stores(metrics.time_acts)
     return metrics
 
@@ -123,11 +133,14 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The apps that are counted for, with the tasks whose series have begun.
+        self.apps: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self.relay = Relay(self._count)
         self._metrics: dict[str, Counter | Histogram] = {}
+        registry.register(Beginning(self))  # first, so that a scrape shows what it begins
         self._add("acquired", "Calls that took their key and were published", ["task"])
         self._add("conflicts", "Calls that found their key held", ["task", "on_conflict"])
+        self._add("long_waits", "Calls whose key a task held that had waited for an hour", ["task"])
         self._add("released", "Keys given back, by how the task ended", ["task", "reason"])
         self._add("superseded", "Tasks replaced before they ran", ["task"])
         self._add("lost", "Tasks that ran or ended without their lock", ["task"])
@@ -154,6 +167,7 @@ class Metrics:
             (signals.unique_lost, "lost", ()),
         ):
             signal.connect(self._receiver(name, facts), weak=False, dispatch_uid=object())
+        signals.unique_conflict.connect(self._on_conflict, weak=False, dispatch_uid=object())
         signals.unique_store_error.connect(self._on_store_error, weak=False, dispatch_uid=object())
 
     def _receiver(self, name: str, facts: Sequence[str]) -> Callable[..., None]:
@@ -163,9 +177,31 @@ class Metrics:
 
         return on_signal
 
+    def _on_conflict(self, sender: str, app: Any = None, waited_s: float = 0.0, **_: Any) -> None:
+        if app in self.apps and waited_s * 1000 > LONG_WAIT_MS:
+            self.count("long_waits", [sender])
+
     def _on_store_error(self, act: str = "", app: Any = None, **_: Any) -> None:
         if app in self.apps:
             self.count("store_errors", [act])
+
+    def begin(self) -> None:
+        """Begin every series that is known ahead, with nothing counted: ``increase`` and ``rate``
+        do not see the event with which a series begins."""
+        for act in ERROR_ACTS:
+            self._metrics["store_errors"].labels(act)
+        for app, begun in list(self.apps.items()):
+            if app.finalized:  # or nothing has been called yet, and the tasks are not made
+                for name, policy in _unique_tasks(app, begun):
+                    begun.add(name)
+                    self._begin_task(name, policy)
+
+    def _begin_task(self, task: str, policy: UniquePolicy) -> None:
+        for name in ("acquired", "long_waits", "superseded", "lost"):
+            self._metrics[name].labels(task)
+        self._metrics["conflicts"].labels(task, policy.on_conflict)
+        for reason in ENDS:
+            self._metrics["released"].labels(task, reason)
 
     def count(self, name: str, labels: list[str], amount: float = 1.0) -> None:
         """Here or, in a process of a pool, in the worker's main process."""
@@ -224,6 +260,32 @@ class Metrics:
         return timed
 
 
+def _unique_tasks(app: Any, known: set[str]) -> Iterator[tuple[str, UniquePolicy]]:
+    runtime = runtime_of(app)
+    defaults = runtime.settings.app_defaults
+    for name, task in list(app.tasks.items()):
+        if name in known or name.startswith("celery."):
+            continue
+        with contextlib.suppress(CeleryUniqueError):  # reported where it is defined or called
+            policy, _ = runtime.policies.of(name, task, {}, defaults)
+            if policy is not None:
+                yield name, policy
+
+
+class Beginning:
+    """Has no figures of its own: it is the first in a registry to be asked for them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        self._metrics.begin()
+        return []
+
+
 class _WorkerService:
     """What the main process of a worker does: collect, look at what it holds, and serve."""
 
@@ -252,7 +314,10 @@ class _WorkerService:
             self._held = None
 
     def on_worker_ready(self, sender: Any = None, **_: Any) -> None:
-        if self._port is None or sender is None or sender.app is not self._app:
+        if sender is None or sender.app is not self._app:
+            return
+        self._metrics.begin()  # also where files are scraped, and not this process
+        if self._port is None:
             return
         try:
             prometheus_client.start_http_server(self._port, self._addr, self._served())
@@ -269,6 +334,7 @@ class _WorkerService:
         if MULTIPROCESS not in os.environ:
             return self._metrics.registry
         registry = CollectorRegistry()
+        registry.register(Beginning(self._metrics))
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         if self._held is not None:
             registry.register(self._held)

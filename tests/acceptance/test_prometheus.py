@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from prometheus_client.parser import text_string_to_metric_families
 
 from celery_unique import Lock, lookup
 from tests.acceptance.apps.watched import make_app, sign
 from tests.kit import RedisServer, TcpProxy, Worker, eventually
+from tests.kit.alerts import Scrape, check_alerts, read_exposition
 from tests.kit.server import HOST, free_port
 
 pytestmark = [pytest.mark.slow]
@@ -35,15 +35,9 @@ class Watched:
     worker: Worker
     port: int
 
-    def scrape(self) -> dict[tuple[str, Labels], float]:
+    def scrape(self) -> Scrape:
         with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics", timeout=20) as reply:
-            text = reply.read().decode()
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name.startswith("celery_unique")
-        }
+            return read_exposition(reply.read().decode())
 
     def value(self, name: str, **labels: str) -> float:
         return self.scrape().get(figure(name, **labels), 0.0)
@@ -58,7 +52,7 @@ def figure(name: str, **labels: str) -> tuple[str, Labels]:
 
 
 def differences(
-    expected: dict[tuple[str, Labels], float], scraped: dict[tuple[str, Labels], float]
+    expected: dict[tuple[str, Labels], float], scraped: Scrape
 ) -> dict[tuple[str, Labels], float | None]:
     return {key: scraped.get(key) for key, value in expected.items() if scraped.get(key) != value}
 
@@ -99,6 +93,22 @@ def watching(url: str, directory: Path, pool: str, env: dict[str, str]) -> Itera
         worker.kill()
         gc.collect()
         app.close()
+
+
+def test_a_worker_serves_the_series_of_its_tasks_before_anything_has_happened(
+    watched: Watched,
+) -> None:
+    scraped = watched.scrape()
+    tasks = ("shop.rebuild_index", "shop.charge_card", "shop.send_digest")
+
+    for task in tasks:
+        for name in ("acquired_total", "long_waits_total", "lost_total", "superseded_total"):
+            assert figure(name, task=task) in scraped
+        assert figure("conflicts_total", task=task, on_conflict="ignore") in scraped
+        assert figure("released_total", task=task, reason="completed") in scraped
+        assert scraped[figure("lost_total", task=task)] == 0
+    assert figure("store_errors_total", act="acquire") in scraped
+    assert figure("lost_total", task="shop.call") not in scraped, "it is not unique"
 
 
 def test_the_figures_agree_with_an_independent_count(watched: Watched) -> None:
@@ -142,7 +152,8 @@ def test_the_figures_agree_with_an_independent_count(watched: Watched) -> None:
         figure("held_locks", worker=worker, state="waiting"): 0,
     }
     wait_until_told(watched, expected)
-    assert not any(name == "celery_unique_lost_total" for name, _ in watched.scrape())
+    scraped = watched.scrape()
+    assert not any(scraped[key] for key in scraped if key[0] == "celery_unique_lost_total")
 
 
 def wait_until_told(watched: Watched, expected: dict[tuple[str, Labels], float]) -> None:
@@ -183,7 +194,7 @@ def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_cou
     index, digest = "shop.rebuild_index", "shop.send_digest"
     env = {"WATCHED": json.dumps({"unique_store_url": proxy.url_of(url)})}
     with watching(url, tmp_path, "prefork", env) as watched:
-        tally = Tally(watched)
+        tally, before = Tally(watched), watched.scrape()
         tally.call(index, "paris")
         held = eventually(lambda: running(watched, index, "paris"), timeout=WAIT_S)
         for _ in range(2):
@@ -226,6 +237,11 @@ def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_cou
                 figure("store_errors_total", act="acquire"): tally.count("StoreUnavailable"),
             },
         )
+        # What Prometheus makes of it: five minutes of the one, and five of the other.
+        after = watched.scrape()
+        lost = ("UniqueTasksWithoutTheirLock", {"task": index})
+        errors = ("LockStoreDoesNotAnswer", {"job": "celery", "instance": "shop:9808"})
+        check_alerts([before, after], {4: [], 8: [lost, errors]}, tmp_path, every=5)
 
 
 def running(watched: Watched, task: str, *args: str) -> Lock | None:

@@ -92,6 +92,7 @@ def test_a_call_that_finds_its_key_held_says_who_holds_it(
         assert strategy == "reject"
 
     assert heard.names() == ["unique_acquired", "unique_conflict"]
+    assert 0 <= heard.of("unique_conflict")[0].pop("waited_s") < 60
     assert heard.of("unique_conflict") == [
         {
             "sender": "shop.rebuild",
