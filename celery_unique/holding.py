@@ -37,7 +37,8 @@ class Holding:
         self.ends = Ends()
         self.events = DuplicateEvents(app)
         self._renewal_failed_at = -math.inf
-        self._other_stores: set[str] = set()
+        #: Fingerprints other than this store's that callers have sent, each judged once.
+        self._judged_stores: set[str] = set()
         #: Deliveries whose body has ended in this process: not to be renewed any more,
         #: even where Celery forgets to forget the request.
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -113,9 +114,9 @@ class Holding:
 
     def start(self, header: LockHeader, task_name: str, delivery: str, acks_late: bool) -> Started:
         """Ask the gate. Raises StoreUnavailable: then the task runs, since it was admitted."""
-        self._compare_stores(header, task_name)
         start = self._start(header, task_name, delivery, acks_late)
         started = self._gate_breaker.run(lambda: self._gate_store.start(header.key, start))
+        self._compare_stores(header, task_name, found=not started.lost)
         if started.verdict == "run":
             reports.started(task_name, header.task_id, header.key)
         if started.lost:
@@ -140,12 +141,17 @@ class Holding:
         )
         return self._gate_breaker.run(lambda: self._gate_store.follow(header.key, claim, holder_id))
 
-    def _compare_stores(self, header: LockHeader, task_name: str) -> None:
-        """A caller with another store or namespace takes locks that this worker never sees."""
-        if header.store in ("", self.store.fingerprint()) or header.store in self._other_stores:
+    def _compare_stores(self, header: LockHeader, task_name: str, *, found: bool) -> None:
+        """A caller with another store or namespace takes locks that this worker never sees.
+
+        A fingerprint is made of an address, and one store may have several. The caller's lock,
+        found here under its key and id, proves that its store is this one.
+        """
+        if header.store in ("", self.store.fingerprint()) or header.store in self._judged_stores:
             return
-        self._other_stores.add(header.store)
-        reports.other_store(task_name, header.task_id)
+        self._judged_stores.add(header.store)
+        if not found:
+            reports.other_store(task_name, header.task_id)
 
     def catch_up(self, header: LockHeader, task_name: str, acks_late: bool) -> bool:
         """Tell the store of a task that started while it was away. Whether it has its lock.

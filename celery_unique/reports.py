@@ -252,9 +252,10 @@ def left_to_another(task_name: str, task_id: str) -> None:
 
 def other_store(task_name: str, task_id: str) -> None:
     logger.warning(
-        "%s[%s] has its lock in another store or namespace than this worker uses, or in the "
-        "same one by another address. Callers and workers need the same unique_store_url and "
-        "unique_namespace, or nobody gives such locks back (said once)",
+        "%s[%s] has its lock in another store or namespace than this worker uses: it is not in "
+        "this one. Callers and workers need the same unique_store_url and unique_namespace, or "
+        "such locks are never released (logged once). If both do use the same store, by two "
+        "addresses, only this lock had lapsed",
         task_name,
         task_id,
         extra=facts(task_name, task_id, "other_store"),

@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
     name="unique",
     cls=LazyGroup,
     short_help="See who holds the keys of unique tasks, and free them.",
-    epilog="Exit codes: 0 fine, 1 found nothing (doctor: found trouble), 2 wrong use or "
+    epilog="Exit codes: 0 fine, 1 found nothing (doctor: found errors), 2 wrong use or "
     "configuration, 3 the lock store does not answer (release --lost: or broker and workers).",
 )
 def unique(**_preload_options: Any) -> None:

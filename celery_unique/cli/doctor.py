@@ -10,10 +10,18 @@ import click
 from celery_unique.operations.doctor import Report, examine
 from celery_unique.operations.selecting import installed_runtime
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
+from celery_unique.stores.diagnosis import Level
 
 from . import FOUND_NOTHING, NO_ANSWER
 from .options import GENERIC, json_option, program
 from .screen import Screen, printable
+
+#: --fail-on -> the levels of a finding that count.
+FAIL_ON: dict[str, tuple[Level, ...]] = {
+    "error": ("error",),
+    "warning": ("error", "warning"),
+    "never": (),
+}
 
 
 @click.command("doctor", short_help="Check store, workers and locks.")
@@ -24,9 +32,16 @@ from .screen import Screen, printable
     show_default=True,
     help="How long workers have to answer, in seconds.",
 )
+@click.option(
+    "--fail-on",
+    type=click.Choice(list(FAIL_ON)),
+    default="error",
+    show_default=True,
+    help="The least level of a finding with which to exit with 1.",
+)
 @json_option
 @click.pass_context
-def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None:
+def doctor_command(ctx: click.Context, /, timeout: float, fail_on: str, as_json: bool) -> None:
     """Check the store, the workers and the locks, and say what to do about each finding.
 
     \b
@@ -35,11 +50,12 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
     The locks: tasks whose worker has died, or whose message is gone; calls that follow another
     one while nobody looks after them.
 
-    Changes nothing. Exits with 0 if all is well (notes aside), 1 with findings, 3 if the lock
-    store does not answer.
+    Changes no lock. Exits with 1 if there is an error, with --fail-on warning also if there is a
+    warning; with 3 if the lock store does not answer; else with 0.
 
     \b
     celery -A shop unique doctor
+    celery -A shop unique doctor --fail-on warning
     celery -A shop unique doctor --json | jq '.findings[] | select(.level == "error")'
     """
     screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
@@ -50,7 +66,7 @@ def doctor_command(ctx: click.Context, /, timeout: float, as_json: bool) -> None
         _show(screen, report, program(ctx))
     if not report.store_answers:
         ctx.exit(NO_ANSWER)
-    if report.troubles:
+    if report.of_level(*FAIL_ON[fail_on]):
         ctx.exit(FOUND_NOTHING)
 
 
@@ -75,15 +91,17 @@ def _show(screen: Screen, report: Report, called: str) -> None:
 
 
 def _summary(report: Report) -> str:
-    count = len(report.troubles)
-    if not count:
-        return "Nothing is wrong."
-    return "1 thing is wrong." if count == 1 else f"{count} things are wrong."
+    levels: tuple[Level, ...] = ("error", "warning")
+    counts = [(len(report.of_level(level)), level) for level in levels]
+    told = [f"{count} {level}{'s' if count > 1 else ''}" for count, level in counts if count]
+    return f"{', '.join(told)}." if told else "Nothing is wrong."
 
 
 def _document(report: Report) -> dict[str, Any]:
     return {
-        "healthy": not report.troubles,
+        "healthy": not report.of_level("error", "warning"),
+        "errors": len(report.of_level("error")),
+        "warnings": len(report.of_level("warning")),
         "store": report.facts,
         "servers": report.servers,
         "failovers": [each.as_document() for each in report.failovers],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from celery_unique import __version__
@@ -74,7 +74,10 @@ def presence(workers: Workers, timeout_s: float) -> Iterator[Finding]:
         )
 
 
-def same_store(workers: Workers, fingerprint: str, namespace: str) -> Iterator[Finding]:
+def same_store(
+    workers: Workers, fingerprint: str, namespace: str, proven: Container[str] = ()
+) -> Iterator[Finding]:
+    """``proven``: workers whose store is this one, whatever its fingerprint there."""
     for name, told in sorted(workers.told.items()):
         if told.get("store") is None:
             yield Finding(
@@ -91,14 +94,18 @@ def same_store(workers: Workers, fingerprint: str, namespace: str) -> Iterator[F
                 f"{namespace!r}: each gives back keys that the other never took",
                 "give both the same unique_namespace",
             )
+        elif told["store"] != fingerprint and name in proven:
+            yield Finding(
+                "store", "note", f"worker {name} reaches this lock store by another address"
+            )
         elif told["store"] != fingerprint:
             yield Finding(
                 "store",
                 "error",
                 f"worker {name} uses another lock store (fingerprint {told['store']}, here "
-                f"{fingerprint}), or the same one by another address: nobody gives back the keys "
-                "that are taken here",
-                "give both the same unique_store_url, letter by letter",
+                f"{fingerprint}): it does not find what is kept in this one, and never releases "
+                "the keys that are taken here",
+                "give both the same unique_store_url",
             )
 
 

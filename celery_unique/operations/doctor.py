@@ -10,7 +10,7 @@ from typing import Any
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.keys import KEY_VERSION
 from celery_unique.runtime import Runtime
-from celery_unique.stores.diagnosis import Diagnosis, Finding
+from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
 from celery_unique.stores.record import Record
 
 from . import checks, failovers
@@ -19,7 +19,14 @@ from .failovers import SeenFailOver, failovers_seen
 from .followed import Followed, nobody_seen_yet
 from .orphans import Unproven, may_be_lost, missing_messages
 from .selecting import HeldLock, StoreClock, locks_of
-from .workers import DEFAULT_TIMEOUT_S, BrokerUnavailable, NoAnswer, Workers, ask_workers
+from .workers import (
+    DEFAULT_TIMEOUT_S,
+    BrokerUnavailable,
+    NoAnswer,
+    Workers,
+    ask_workers,
+    store_marks_of_workers,
+)
 
 #: Locks that are named in a finding; the others are counted.
 NAMED = 3
@@ -38,9 +45,8 @@ class Report:
     workers: Workers = field(default_factory=Workers)
     store_answers: bool = False
 
-    @property
-    def troubles(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.level != "note"]
+    def of_level(self, *levels: Level) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level in levels]
 
     def add(self, check: str, right: str, findings: Iterable[Finding]) -> None:
         found = list(findings)
@@ -116,10 +122,26 @@ def _examine_workers(
     report.add(
         "same store",
         f"{count} use this store and namespace",
-        checks.same_store(workers, fingerprint, namespace),
+        checks.same_store(
+            workers, fingerprint, namespace, _proven_same(runtime, report, timeout_s)
+        ),
     )
     report.add("versions", f"{count} make the same keys as here", checks.same_versions(workers))
     report.add("renewing", f"{count} renew their leases", checks.renewing(workers))
+
+
+def _proven_same(runtime: Runtime, report: Report, timeout_s: float) -> set[str]:
+    """The workers with another fingerprint that find in their store what is kept in this one."""
+    told, store = report.workers.told, runtime.store
+    others = [name for name in told if told[name].get("store") not in (None, store.fingerprint())]
+    if not others or not report.store_answers:
+        return set()
+    try:
+        with marked(store) as mark:
+            found = store_marks_of_workers(runtime.app, others, timeout_s)
+    except (StoreUnavailable, BrokerUnavailable):
+        return set()
+    return {name for name in others if mark in found.get(name, ())}
 
 
 # -- locks -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from celery_unique.exceptions import InvalidPolicy
 from celery_unique.messages import one_of, shown, suggestion
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.states import LIVE, STATES, TERMINAL
+from celery_unique.stores.diagnosis import NO_CALLS_KEY
 from celery_unique.stores.record import Record, TaskEntry
 from celery_unique.timing import moment_of
 
@@ -165,7 +166,7 @@ class StoreClock:
     def __init__(self, runtime: Runtime) -> None:
         asked_at = time.monotonic()
         sent_at = time.time()
-        _, self._read = runtime.store.read(_NO_KEY)
+        _, self._read = runtime.store.read(NO_CALLS_KEY)
         self._at = time.monotonic()
         self.round_trip_ms = (self._at - asked_at) * 1000
         #: How far this machine's clock is ahead of the store's, and at most how wrong that is.
@@ -173,10 +174,6 @@ class StoreClock:
 
     def now(self) -> int:
         return self._read + round((time.monotonic() - self._at) * 1000)
-
-
-#: A key that no call can have: reading it tells the time and nothing else.
-_NO_KEY = "0:" + "0" * 64
 
 
 def is_key(text: str) -> bool:

@@ -86,6 +86,19 @@ def _hear(app: Any, workers: Workers, there: list[str], timeout_s: float) -> Non
     workers.silent = [n for n in there if n not in workers.told and n not in workers.without]
 
 
+def store_marks_of_workers(
+    app: Any, names: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
+) -> dict[str, list[str]]:
+    """The ids that each of the workers finds kept in its lock store."""
+    with broker_errors():
+        replies = dict(
+            _broadcast(
+                app, "unique_held", timeout_s, list(names), {"limit": 0, "store_marks": True}
+            )
+        )
+    return {name: reply.get("store_marks") or [] for name, reply in replies.items() if reply}
+
+
 def held_by_workers(
     app: Any, names: Sequence[str], task_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> tuple[set[str], list[str]]:

@@ -6,8 +6,16 @@ it returns a :class:`Diagnosis`; it raises StoreUnavailable as every other metho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+from uuid import uuid4
+
+from .base import Claim, LockStore
+
+#: A key that no call can have. What is recorded there, for moments, tells stores apart.
+NO_CALLS_KEY = "0:" + "0" * 64
 
 #: ``error``: locks are wrong or will be. ``warning``: they can be lost. ``note``: good to know.
 Level = Literal["error", "warning", "note"]
@@ -32,3 +40,27 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     #: Of a store on several servers, or on servers that change places: the facts of each.
     servers: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@contextmanager
+def marked(store: LockStore, life_ms: int = 30_000) -> Iterator[str]:
+    """Keep an id in the store for as long as this lasts, by which others find out that theirs is
+    the same store: addresses, which fingerprints are made of, may differ.
+
+    As a lock of a key that no call can have: every store can do that, in one atomic act.
+    """
+    claim = Claim(uuid4().hex, "celery_unique.doctor", "pw", grace_ms=life_ms)
+    acquired = store.acquire(NO_CALLS_KEY, claim)
+    if acquired.holder is not None:  # another one does the same, which is as good
+        yield acquired.holder.task_id
+        return
+    try:
+        yield claim.task_id
+    finally:
+        store.give_back(NO_CALLS_KEY, claim.task_id, mark_ms=1)
+
+
+def marks_in(store: LockStore) -> list[str]:
+    """The ids that are kept in the store by ``marked``."""
+    record, _ = store.read(NO_CALLS_KEY)
+    return sorted(record.tasks)

@@ -24,9 +24,14 @@ MOST_LISTED = 1000
     signature="[limit=1000]", args=[("limit", int)], help="List the unique tasks a worker holds."
 )
 def unique_held(
-    state: Any, limit: int = MOST_LISTED, task_ids: list[str] | None = None, **_: Any
+    state: Any,
+    limit: int = MOST_LISTED,
+    task_ids: list[str] | None = None,
+    store_marks: bool = False,
+    **_: Any,
 ) -> dict[str, Any]:
-    """What this worker holds of unique tasks. With ``task_ids``: those of them alone."""
+    """What this worker holds of unique tasks. With ``task_ids``: those of them alone. With
+    ``store_marks`` also the ids by which others recognise its store."""
     from celery_unique import __version__
     from celery_unique.exceptions import ConfigurationError
     from celery_unique.keys import KEY_VERSION
@@ -44,7 +49,7 @@ def unique_held(
         runtime = runtime_of(state.app)
     except ConfigurationError:
         return {**told, "installed": False}
-    told |= _store(runtime)
+    told |= _store(runtime, store_marks)
     told["failovers"] = [
         {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
         for each in list(runtime.failovers)
@@ -54,11 +59,16 @@ def unique_held(
     return told | _held(runtime, state, limit, task_ids)
 
 
-def _store(runtime: Runtime) -> dict[str, Any]:
+def _store(runtime: Runtime, store_marks: bool) -> dict[str, Any]:
     from celery_unique.exceptions import CeleryUniqueError
+    from celery_unique.stores.diagnosis import marks_in
 
     try:
-        return {"store": runtime.store.fingerprint(), "namespace": runtime.settings.namespace}
+        return {
+            "store": runtime.store.fingerprint(),
+            "namespace": runtime.settings.namespace,
+            **({"store_marks": marks_in(runtime.store)} if store_marks else {}),
+        }
     except CeleryUniqueError as error:  # a worker without unique tasks needs none
         return {"store": None, "namespace": None, "store_error": str(error)}
 

@@ -10,6 +10,7 @@ import pytest
 from celery_unique.header import LockHeader
 from celery_unique.holding import Holding
 from celery_unique.leases import Leases
+from celery_unique.stores.base import Claim
 from celery_unique.stores.memory import MemoryStore
 
 LEASES = Leases(queue_ms=60_000, run_ms=10_000, grace_ms=1_000, retention_ms=1, visibility_ms=1)
@@ -33,6 +34,20 @@ def test_a_lock_in_another_store_is_said_once(caplog: pytest.LogCaptureFixture) 
         start(worker, "b", "elsewhere")
 
     assert sum("another store" in message for message in caplog.messages) == 1
+
+
+def test_a_lock_that_is_found_is_in_the_same_store_whatever_its_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``localhost`` and ``127.0.0.1`` make two fingerprints of one store."""
+    worker = holding()
+    worker.store.acquire("1:00", Claim("a", "shop.rebuild", "pwr", grace_ms=60_000))
+
+    with caplog.at_level(logging.WARNING):
+        start(worker, "a", "by-another-address")
+        start(worker, "b", "by-another-address")  # its lock has lapsed: said of that lock alone
+
+    assert not any("another store" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("fingerprint", ["", "memory"])

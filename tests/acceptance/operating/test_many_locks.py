@@ -260,7 +260,7 @@ def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
     worker.kill()
     told = done.json()
     waiting = sum(member.state in ("available", "scheduled") for member in crowd)
-    assert done.code == 1
+    assert done.code == 0
     assert told["passed"]["keys"] == f"all {COUNT} locks have keys of this version"
     assert told["passed"]["abandoned"] == "no task has lost its worker"
     [lost] = [finding for finding in told["findings"] if finding["check"] == "lost"]
