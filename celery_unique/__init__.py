@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InvalidPolicy,
         StoreUnavailable,
         UniqueKeyError,
+        UnreadableRecord,
     )
     from .installation import install
     from .locks import Lock, lookup, release
@@ -55,6 +56,7 @@ __all__ = [
     "UniquePolicy",
     "UniqueResult",
     "UniqueTask",
+    "UnreadableRecord",
     "apply_many",
     "install",
     "lookup",
@@ -84,6 +86,7 @@ _HOME = {
     "UniquePolicy": "policy",
     "UniqueResult": "results",
     "UniqueTask": "task",
+    "UnreadableRecord": "exceptions",
     "apply_many": "batches",
     "install": "installation",
     "lookup": "locks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .exceptions import StoreUnavailable
 from .facts import CallFacts
 from .header import LockHeader
 from .leases import milliseconds
@@ -65,7 +66,9 @@ SendWhen = Callable[[str, Callable[[], LockHeader]], Any]
 Begin = Callable[[str, Claim], Callable[[], Acquired]]
 
 #: ``begin_acquire_many`` of a store.
-BeginMany = Callable[[list[tuple[str, Claim]], list[Confirmed]], Callable[[], list[Acquired]]]
+BeginMany = Callable[
+    [list[tuple[str, Claim]], list[Confirmed]], Callable[[], list[Acquired | StoreUnavailable]]
+]
 
 
 @value

@@ -141,6 +141,8 @@ class _Call:
     #: The one of its batch, unless the call brings its own.
     producer: Any = None
     acquired: Acquired | None = None
+    #: In place of an answer, where the store has answered others.
+    error: StoreUnavailable | None = None
     done: bool = False
 
     def send(self, task_id: str, header: LockHeader | None, delay: int | None) -> Any:
@@ -188,8 +190,11 @@ class _Asked:
         """What the store has said, to each call."""
         self.is_heard = True
         asking = [call for call in self.calls if call.outgoing.attempt is not None]
-        for call, acquired in zip(asking, self._wait(), strict=True):
-            call.acquired = acquired
+        for call, answer in zip(asking, self._wait(), strict=True):
+            if isinstance(answer, StoreUnavailable):
+                call.error = answer
+            else:
+                call.acquired = answer
 
 
 class _Batch:
@@ -211,8 +216,9 @@ class _Batch:
                 # is published by then.
                 self._send_admitted()
                 for call in self._calls:
-                    if not call.done:
+                    if not call.done and call.error is None:
                         self._settle_conflict(call)
+                self._raise_what_was_refused()
             except BaseException:
                 self._confirm()
                 self._give_back_the_rest()
@@ -230,7 +236,10 @@ class _Batch:
                 break
             self._asked = self._ask(parts)
             for call in asked.calls:
-                self._send(call, asked.began)
+                if call.error is None:
+                    self._send(call, asked.began)
+                elif self._publishes_anyway:
+                    self._send_without_lock(call, call.error)
             asked = self._asked
         self._confirm()
 
@@ -251,17 +260,34 @@ class _Batch:
     def _without_store(self, error: StoreUnavailable) -> None:
         """It did not answer: those that it has not spoken of are sent without their locks."""
         left = [call for call in self._calls if not call.done and call.acquired is None]
-        if self._runtime.settings.on_store_error != "publish":
-            for call in left:
-                if call.outgoing.attempt is not None:
-                    self._coordinator.give_back_later(call.outgoing.attempt, error)
+        if not self._publishes_anyway:
+            self._give_back_later(left, error)
             raise error
         for call in left:
-            attempt = call.outgoing.attempt
-            if attempt is None:
-                self._send(call, 0.0)
-            else:
-                call.conclude(self._coordinator.without_store(attempt, call.send, error))
+            self._send_without_lock(call, error)
+
+    @property
+    def _publishes_anyway(self) -> bool:
+        return self._runtime.settings.on_store_error == "publish"
+
+    def _send_without_lock(self, call: _Call, error: StoreUnavailable) -> None:
+        attempt = call.outgoing.attempt
+        if attempt is None:
+            self._send(call, 0.0)
+        else:
+            call.conclude(self._coordinator.without_store(attempt, call.send, error))
+
+    def _give_back_later(self, calls: Iterable[_Call], error: StoreUnavailable) -> None:
+        for call in calls:
+            if call.outgoing.attempt is not None:
+                self._coordinator.give_back_later(call.outgoing.attempt, call.error or error)
+
+    def _raise_what_was_refused(self) -> None:
+        """A part of the store did not answer: the calls of the others are made by now."""
+        refused = [call for call in self._calls if not call.done and call.error is not None]
+        if refused and refused[0].error is not None:
+            self._give_back_later(refused, refused[0].error)
+            raise refused[0].error
 
     def _send(self, call: _Call, began: float) -> None:
         attempt = call.outgoing.attempt
@@ -304,9 +330,7 @@ class _Batch:
             try:
                 self._asked.hear()
             except StoreUnavailable as error:
-                for call in self._asked.calls:
-                    if call.outgoing.attempt is not None:
-                        self._coordinator.give_back_later(call.outgoing.attempt, error)
+                self._give_back_later(self._asked.calls, error)
         for call in self._calls:
             attempt, acquired = call.outgoing.attempt, call.acquired
             if not call.done and attempt is not None and acquired is not None:

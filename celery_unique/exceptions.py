@@ -9,6 +9,7 @@
     ├── IdempotencyKeyRequired         the task wants an ``idempotency_key``
     ├── IdempotencyKeyConflict         that ``idempotency_key`` was used for other work
     ├── StoreUnavailable               the lock store did not answer in time
+    │   └── UnreadableRecord           what it holds of one key cannot be read
     ├── BatchInterrupted               ``apply_many`` could make only some of its calls
     └── ConfigurationError             a setting is wrong, or one is missing
 
@@ -40,6 +41,7 @@ __all__ = [
     "UniqueKeyError",
     "UniquePolicyWarning",
     "UniqueSettingsWarning",
+    "UnreadableRecord",
 ]
 
 # Up to the last @, since a password may hold any of / ? # unescaped.
@@ -239,6 +241,20 @@ class StoreUnavailable(CeleryUniqueError):
 
     def _details(self) -> dict[str, Any]:
         return {"store": self.store}
+
+
+class UnreadableRecord(StoreUnavailable):
+    """What the lock store holds of one key cannot be read: something else wrote it, or a release
+    that this one cannot read. Only calls and tasks of this key are concerned."""
+
+    retryable = False
+
+    def __init__(self, message: str, *, store: str | None = None, key: str | None = None) -> None:
+        super().__init__(message, store=store)
+        self.key = key
+
+    def _details(self) -> dict[str, Any]:
+        return {**super()._details(), "uniqueness_key": self.key}
 
 
 class BatchInterrupted(CeleryUniqueError):

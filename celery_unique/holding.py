@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import reports
-from .breaker import Breaker, StoreSkipped
+from .breaker import Breakers, StoreSkipped
 from .ends import Ends
 from .events import DuplicateEvents
 from .exceptions import StoreUnavailable
@@ -30,10 +30,10 @@ class Holding:
         self.app = app
         self.store = store
         self._gate_store = gate_store
-        self._gate_breaker = Breaker()
-        self._breaker = Breaker()
+        self._gate_breakers = Breakers(gate_store)
+        self._breakers = Breakers(store)
         self.leases = leases
-        self.later = Later()
+        self.later = Later(store)
         self.ends = Ends()
         self.events = DuplicateEvents(app)
         self._renewal_failed_at = -math.inf
@@ -51,8 +51,8 @@ class Holding:
     @property
     def failed_at(self) -> float:
         """When the store last did not answer this process."""
-        breakers = (self._gate_breaker, self._breaker)
-        return max(self._renewal_failed_at, *(breaker.failed_at for breaker in breakers))
+        breakers = (self._gate_breakers, self._breakers)
+        return max(self._renewal_failed_at, *(each.failed_at for each in breakers))
 
     def renewal_failed(self) -> None:
         self._renewal_failed_at = time.monotonic()
@@ -115,7 +115,9 @@ class Holding:
     def start(self, header: LockHeader, task_name: str, delivery: str, acks_late: bool) -> Started:
         """Ask the gate. Raises StoreUnavailable: then the task runs, since it was admitted."""
         start = self._start(header, task_name, delivery, acks_late)
-        started = self._gate_breaker.run(lambda: self._gate_store.start(header.key, start))
+        started = self._gate_breakers.of(header.key).run(
+            lambda: self._gate_store.start(header.key, start)
+        )
         self._compare_stores(header, task_name, found=not started.lost)
         if started.verdict == "run":
             reports.started(task_name, header.task_id, header.key)
@@ -139,7 +141,9 @@ class Holding:
             arguments=header.arguments,
             join=message,
         )
-        return self._gate_breaker.run(lambda: self._gate_store.follow(header.key, claim, holder_id))
+        return self._gate_breakers.of(header.key).run(
+            lambda: self._gate_store.follow(header.key, claim, holder_id)
+        )
 
     def _compare_stores(self, header: LockHeader, task_name: str, *, found: bool) -> None:
         """A caller with another store or namespace takes locks that this worker never sees.
@@ -158,12 +162,13 @@ class Holding:
 
         Until then its key is held as that of a waiting task: for very long, if its worker dies.
         """
-        record, _ = self.store.read(header.key)
+        breaker = self._breakers.of(header.key)
+        record, _ = breaker.run(lambda: self.store.read(header.key))
         task = record.tasks.get(header.task_id)
         if task is None or task.terminal:
             return False  # it has ended meanwhile, or else its end will tell that it lapsed
         start = self._start(header, task_name, header.delivery, acks_late)
-        started = self.store.start(header.key, start)
+        started = breaker.run(lambda: self.store.start(header.key, start))
         if started.verdict != "run":
             self.lost(
                 header, task_name, "it started without the store, and its lock is not its own"
@@ -188,7 +193,9 @@ class Holding:
 
     def is_run_by_its_sender(self, header: LockHeader) -> bool:
         """Whether the body that published this message (its retry) has not ended yet."""
-        record, now = self._gate_breaker.run(lambda: self._gate_store.read(header.key))
+        record, now = self._gate_breakers.of(header.key).run(
+            lambda: self._gate_store.read(header.key)
+        )
         task = record.tasks.get(header.task_id)
         if task is None or task.delivery != header.sent_by:
             return False
@@ -206,7 +213,9 @@ class Holding:
     def is_taken_over(self, header: LockHeader) -> bool:
         """Whether another delivery runs this task now, since our lease lapsed."""
         try:
-            record, _ = self._gate_breaker.run(lambda: self._gate_store.read(header.key))
+            record, _ = self._gate_breakers.of(header.key).run(
+                lambda: self._gate_store.read(header.key)
+            )
         except StoreUnavailable as error:
             reports.store_error(self.app, "read", error, "", header.task_id, header.key)
             return False
@@ -222,7 +231,7 @@ class Holding:
             self.store.retry(header.key, header.task_id, header.delivery, lease_ms, copies)
 
         try:
-            self._breaker.run(act)
+            self._breakers.of(header.key).run(act)
         except StoreUnavailable as error:
             self._retry_later("retry", error, header, task_name, act)
 
@@ -243,7 +252,9 @@ class Holding:
         """
         finish = self._finish(header, state, settle_later, rejected)
         try:
-            finished = self._breaker.run(lambda: self.store.finish(header.key, finish))
+            finished = self._breakers.of(header.key).run(
+                lambda: self.store.finish(header.key, finish)
+            )
         except StoreUnavailable as error:
             # A time-out may have finished it: then there is nothing left, which is no news.
             silent = backstop or not isinstance(error, StoreSkipped)
@@ -304,7 +315,7 @@ class Holding:
             self.store.settle(header.key, finish, header.again)
 
         try:
-            self._breaker.run(act)
+            self._breakers.of(header.key).run(act)
         except StoreUnavailable as error:
             self._retry_later("settle", error, header, task_name, act)
 
@@ -320,10 +331,17 @@ class Holding:
 
         def carry_out() -> None:
             act()
-            self.store.flush()  # told one way, it is told once the store has carried it out
+            # Told one way, it is told once the store has carried it out.
+            if hasattr(self.store, "shard_of"):
+                self.store.read(header.key)  # behind it, and behind nothing of another shard
+            else:
+                self.store.flush()
 
         self.later.retry(
-            f"{name} of {task_name}[{header.task_id}]", carry_out, self.leases.queue_ms / 1000
+            header.key,
+            f"{name} of {task_name}[{header.task_id}]",
+            carry_out,
+            self.leases.queue_ms / 1000,
         )
 
     def dropped(self, header: LockHeader, task_name: str) -> None:
@@ -376,7 +394,7 @@ class Holding:
 
         lease_s = self.leases.run_ms / 1000
         what = f"end of {task_name}[{header.task_id}], which ran without the store"
-        self.later.retry(what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s)
+        self.later.retry(header.key, what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s)
 
     def lost(self, header: LockHeader, task_name: str, reason: str) -> None:
         reports.lost(self.app, task_name, header.task_id, header.key, reason)

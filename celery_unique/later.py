@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .exceptions import StoreUnavailable
+from .exceptions import StoreUnavailable, UnreadableRecord
+from .stores.base import LockStore, shard_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,18 @@ class _Act:
     run: Callable[[], object]
     not_before: float
     give_up_at: float
+    key: str
 
 
 class Later:
-    """Retries acts one after another, in a daemon thread that lives while there are any."""
+    """Retries acts one after another, in a daemon thread that lives while there are any.
 
-    def __init__(self) -> None:
+    Those of one key stay in order. A part of the store that does not answer is asked once a
+    round, each time for another key, and keeps those of the other parts from nothing.
+    """
+
+    def __init__(self, store: LockStore) -> None:
+        self._store = store
         self._start_anew()
         os.register_at_fork(after_in_child=self._start_anew)
 
@@ -43,13 +50,19 @@ class Later:
         self._thread: threading.Thread | None = None
 
     def retry(
-        self, what: str, run: Callable[[], object], within_s: float, *, after_s: float = 0.0
+        self,
+        key: str,
+        what: str,
+        run: Callable[[], object],
+        within_s: float,
+        *,
+        after_s: float = 0.0,
     ) -> None:
         """Carry ``run`` out as soon as the store answers, and not before ``after_s`` have
         passed; give up after ``within_s``."""
         now = time.monotonic()
         with self._mutex:
-            self._acts.append(_Act(what, run, now + after_s, now + within_s))
+            self._acts.append(_Act(what, run, now + after_s, now + within_s, key))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="celery_unique.later", daemon=True
@@ -73,18 +86,25 @@ class Later:
                     return
 
     def _one_round(self) -> bool:
-        """Try every act once, stopping at the first that the store does not answer."""
+        """Try every act once, but for those behind one that the store does not answer: of the
+        same key, and of the same part of the store. Whether none was left for that."""
+        silent: set[str] = set()
         for act in list(self._acts):
             now = time.monotonic()
-            if now < act.not_before:
+            shard = shard_of(self._store, act.key)
+            if now < act.not_before or shard in silent:
                 continue
             if now > act.give_up_at:
                 logger.warning("gave up: %s (the lease ends the lock)", act.what)
             else:
                 try:
                     act.run()
+                except UnreadableRecord as error:
+                    logger.warning("gave up: %s (%s)", act.what, error)
                 except StoreUnavailable:
-                    return False
+                    silent.add(shard)
+                    self._put_behind_the_others(act.key)
+                    continue
                 except Exception:
                     # Without this thread no other act would be carried out either.
                     logger.exception("could not be carried out: %s", act.what)
@@ -92,4 +112,9 @@ class Later:
                     logger.info("carried out late: %s", act.what)
             with self._mutex:
                 self._acts.remove(act)
-        return True
+        return not silent
+
+    def _put_behind_the_others(self, key: str) -> None:
+        """A key that the store never answers for must not be the only one that is tried."""
+        with self._mutex:
+            self._acts.sort(key=lambda act: act.key == key)

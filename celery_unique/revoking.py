@@ -16,7 +16,7 @@ from celery.app.control import Control
 from celery.utils.functional import maybe_list
 
 from . import reports
-from .exceptions import CeleryUniqueError
+from .exceptions import CeleryUniqueError, StoreUnavailable
 from .runtime import Runtime, runtime_of
 from .sharing import look_after
 from .stores.record import State
@@ -82,7 +82,12 @@ def _search(runtime: Runtime, task_id: str, began: float) -> str | None:
     # A revoke of many ids walks once; and a long walk is not repeated for each revoke.
     fresh = walked_at >= began or (took_s > LONG_WALK_S and began - walked_at < FRESH_FOR_S)
     if task_id not in found and not fresh:
-        found = _walk(runtime)
+        try:
+            found = _walk(runtime)
+        except StoreUnavailable:
+            found = runtime.found_keys[2]
+            if task_id not in found:
+                raise
     return found.get(task_id)
 
 
@@ -90,10 +95,12 @@ def _walk(runtime: Runtime) -> dict[str, str]:
     began = time.monotonic()
     give_up_at = began + runtime.settings.store_timeout.total_seconds()
     found: dict[str, str] = {}
-    for key, record in runtime.store.walk():
-        found.update(dict.fromkeys(record.tasks, key))
-        if time.monotonic() > give_up_at:
-            logger.info("too many locks to look through: a revoked task frees its key later")
-            break
-    runtime.found_keys = (began, time.monotonic() - began, found)
+    try:
+        for key, record in runtime.store.walk():
+            found.update(dict.fromkeys(record.tasks, key))
+            if time.monotonic() > give_up_at:
+                logger.info("too many locks to look through: a revoked task frees its key later")
+                break
+    finally:  # of a cluster with a dead node, those of the others
+        runtime.found_keys = (began, time.monotonic() - began, found)
     return found

@@ -38,7 +38,7 @@ class Telling:
     def __init__(self, app: Any, store: LockStore) -> None:
         self.app = app
         self.store = store
-        self.later = Later()
+        self.later = Later(store)
         self._published_here: Remembered[str] = Remembered()  # id -> key
 
     def confirm(self, attempt: Attempt, task_id: str) -> None:
@@ -55,6 +55,7 @@ class Telling:
             self.say_store_error("confirm", error, attempt)
             # Unconfirmed, it lapses with its grace, and what it replaced would run after all.
             self.later.retry(
+                attempt.key,
                 f"confirm that {attempt.task_name}[{task_id}] is published",
                 act,
                 attempt.grace_ms / 1000,
@@ -73,7 +74,8 @@ class Telling:
         except StoreUnavailable as error:
             self.say_store_error("confirm", error, attempts[0])
             grace_s = min(attempt.grace_ms for attempt in attempts) / 1000
-            self.later.retry(f"confirm that {len(attempts)} tasks are published", act, grace_s)
+            what = f"confirm that {len(attempts)} tasks are published"
+            self.later.retry(attempts[0].key, what, act, grace_s)
 
     def key_of_published(self, task_id: str) -> str | None:
         return self._published_here.get(task_id)
@@ -92,6 +94,7 @@ class Telling:
         except StoreUnavailable as error:
             self.say_store_error("give_back", error, attempt)
             self.later.retry(
+                attempt.key,
                 f"give back the lock of {attempt.task_name}[{attempt.task_id}]",
                 act,
                 attempt.grace_ms / 1000,
@@ -125,7 +128,7 @@ class Telling:
                 self.store.complete_follower(attempt.key, attempt.task_id)
 
         if not isinstance(error, StoreSkipped):
-            self.later.retry(what, carry_out, attempt.grace_ms / 1000)
+            self.later.retry(attempt.key, what, carry_out, attempt.grace_ms / 1000)
 
     def say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:
         reports.store_error(self.app, act, error, attempt.task_name, attempt.task_id, attempt.key)

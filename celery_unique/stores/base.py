@@ -16,14 +16,22 @@ that waits for what :meth:`LockStore.acquire` would have returned. It is called 
 Celery makes the message in between, while the store decides.
 ``begin_acquire_many(claims, confirmed)`` is the same for :meth:`LockStore.acquire_many`, with what
 :meth:`LockStore.confirm_many` would have told: messages of other calls are sent in between.
+
+A store whose parts fail one by one, such as a cluster, has ``shard_of(key)``: a name of the part
+that holds the key, as far as it is known without asking.
+
+A record that cannot be read concerns its key alone: an act on it raises
+:class:`~celery_unique.exceptions.UnreadableRecord`, a batch has that error in its place, and a
+walk has a record whose ``unreadable`` says what is wrong. To release the key deletes it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.values import value
 
 from .following import Follower
@@ -205,8 +213,13 @@ class LockStore(Protocol):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         """Admit the claim as a pending task, or name the holder that blocks it."""
 
-    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
-        """As many acts as claims, in order, in as few round trips as the store can."""
+    def acquire_many(
+        self, claims: Sequence[tuple[str, Claim]]
+    ) -> list[Acquired | StoreUnavailable]:
+        """As many acts as claims, in order, in as few round trips as the store can.
+
+        Where only some could not be answered, the reply has the error in their place.
+        """
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         """One way: pending becomes available. Anything else is left alone, none created.
@@ -236,8 +249,11 @@ class LockStore(Protocol):
     def start(self, key: str, start: Start) -> Started:
         """The gate: may this delivery run its body now?"""
 
-    def renew(self, held: Sequence[Held]) -> list[bool]:
-        """Extend leases, never create. False: that task is no longer this delivery's."""
+    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
+        """Extend leases, never create. False: that task is no longer this delivery's.
+
+        Where only some could not be answered, the reply has the error in their place.
+        """
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
         """One way: active becomes retryable, the delivery lets go of it."""
@@ -323,6 +339,12 @@ class LockStore(Protocol):
 
     def close(self) -> None:
         """Let go of connections. The store connects again when it is used again."""
+
+
+def shard_of(store: LockStore, key: str) -> str:
+    """The part of the store that holds the key; empty for a store that has no parts."""
+    of: Callable[[str], str] | None = getattr(store, "shard_of", None)
+    return "" if of is None else of(key)
 
 
 def holder_of(task_id: str, task: TaskEntry, now: int) -> Holder:

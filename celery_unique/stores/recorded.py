@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
+from celery_unique.exceptions import StoreUnavailable
+
 from . import acts
 from .base import Acquired, Claim, Finish, Finished, Held, Orphan, Promotion, Start, Started
 from .following import Follower
@@ -28,7 +30,9 @@ class RecordedStore(ABC):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         return self._act(key, lambda record, us: acts.acquire(record, claim, us // 1000))
 
-    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+    def acquire_many(
+        self, claims: Sequence[tuple[str, Claim]]
+    ) -> list[Acquired | StoreUnavailable]:
         return [self.acquire(key, claim) for key, claim in claims]
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
@@ -55,7 +59,7 @@ class RecordedStore(ABC):
     def start(self, key: str, start: Start) -> Started:
         return self._act(key, lambda record, us: acts.start(record, start, us))
 
-    def renew(self, held: Sequence[Held]) -> list[bool]:
+    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
         return [self._renew_one(one) for one in held]
 
     def _renew_one(self, held: Held) -> bool:

@@ -97,21 +97,27 @@ class Renewer:
     def renew_once(self) -> int:
         """One round. How many leases were asked for."""
         requests = held_requests(self._worker)
-        for request in requests:
-            if getattr(request, "unique_blind", False):
-                self._catch_up(request)
-            if hasattr(request, "is_forgotten") and request.is_forgotten():
-                self._settle_forgotten(request)
         pairs = [(r, held) for r in requests if (held := self._held(r)) is not None]
-        self._renew_all(pairs)
+        problem = self._renew_all(pairs)
+        for request in requests:
+            # Each for itself: one that the store does not answer for keeps none from the others.
+            try:
+                if getattr(request, "unique_blind", False):
+                    self._catch_up(request)
+                if hasattr(request, "is_forgotten") and request.is_forgotten():
+                    self._settle_forgotten(request)
+            except StoreUnavailable as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return len(pairs)
 
-    def _renew_all(self, pairs: list[_Renewed]) -> None:
+    def _renew_all(self, pairs: list[_Renewed]) -> StoreUnavailable | None:
         """What runs comes first: its lease is the short one.
 
         A batch that fails is tried again in halves, behind the others, until a single lease is
         left. So one key keeps no other from being renewed, and a store that is away is asked
-        only for as long as one round may take.
+        only for as long as one round may take. Returns the first error.
         """
         ends_at = time.monotonic() + self._pause_s()
         waiting = [pair for pair in pairs if not pair[1].delivery]
@@ -122,28 +128,34 @@ class Renewer:
             while batches and (problem is None or time.monotonic() < ends_at):
                 batch = batches.popleft()
                 try:
-                    self._renew_batch(batch)
+                    problem = self._renew_batch(batch) or problem
                 except StoreUnavailable as error:
                     problem = problem or error
                     half = len(batch) // 2
                     batches.extend([batch[:half], batch[half:]] if half else [])
-        if problem is not None:
-            raise problem
+        return problem
 
-    def _renew_batch(self, pairs: list[_Renewed]) -> None:
+    def _renew_batch(self, pairs: list[_Renewed]) -> StoreUnavailable | None:
+        """The first error, where a part of the store did not answer and others did."""
         asked_at = time.monotonic()
+        problem: StoreUnavailable | None = None
         replies = self._runtime.holding.store.renew([held for _, held in pairs])
         for (request, held), still_ours in zip(pairs, replies, strict=True):
-            if held.delivery and still_ours:
+            if isinstance(still_ours, StoreUnavailable):
+                problem = problem or still_ours
+            elif held.delivery and still_ours:
                 request.unique_alive_at = asked_at
             elif held.delivery:
                 self._is_over(request, asked_at)
+        return problem
 
     def _held(self, request: Any) -> Held | None:
         lock = getattr(request, "unique_lock", None)
         holding = self._runtime.holding
         if lock is None or holding.has_ended_here(lock.delivery):
             return None
+        if getattr(request, "unique_blind", False):
+            return None  # the store does not know yet that this delivery runs it
         leases = holding.leases
         if not request.unique_started:
             # As far as this thread can see: the worker's main one may just be starting it.

@@ -167,6 +167,16 @@ class RedisCluster(ServerGroup):
         eventually(lambda: role_of(replica) == "master", timeout=30)
         return replica
 
+    def lose(self, primary: RedisServer, *, freeze: bool = False) -> None:
+        """It dies, or hangs, and nothing takes its place: the others serve on."""
+        for server in self._running():
+            ask(server, "CONFIG", "SET", "cluster-require-full-coverage", "no")
+            ask(server, "CONFIG", "SET", "cluster-replica-no-failover", "yes")
+        if freeze:
+            primary.sigstop()
+        else:
+            primary.kill()
+
     def move_slot(self, slot: int, source: RedisServer, target: RedisServer) -> Callable[[], None]:
         """Begin to move the slot, with its keys already gone; returns what ends the move."""
         source_id, target_id = (ask(each, "CLUSTER", "MYID") for each in (source, target))

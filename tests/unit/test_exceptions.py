@@ -19,6 +19,7 @@ from celery_unique.exceptions import (
     InvalidPolicy,
     StoreUnavailable,
     UniqueKeyError,
+    UnreadableRecord,
     conceal_passwords,
 )
 
@@ -40,6 +41,7 @@ ERRORS = [
     IdempotencyKeyRequired("shop.pay"),
     IdempotencyKeyConflict("shop.pay", key=KEY),
     StoreUnavailable("no answer in 2 s", store="redis://localhost/0"),
+    UnreadableRecord("the record of key 1:10b8 is not JSON", store="redis://localhost/0", key=KEY),
     BatchInterrupted("1 of 2 calls were made", results=["one", None]),
     ConfigurationError("unique_eager: 'yes' is not a switch", setting="unique_eager"),
 ]
@@ -50,6 +52,7 @@ FACTS = {
     IdempotencyKeyRequired: {"task_name"},
     IdempotencyKeyConflict: {"task_name", "key"},
     StoreUnavailable: {"store"},
+    UnreadableRecord: {"store", "key"},
     BatchInterrupted: {"results"},
     ConfigurationError: {"setting"},
 }
@@ -189,6 +192,7 @@ OJS = [
     (IdempotencyKeyRequired("t"), "invalid_request", False),
     (IdempotencyKeyConflict("t"), "invalid_request", False),
     (StoreUnavailable("x"), "backend_error", True),
+    (UnreadableRecord("x"), "backend_error", False),
     (BatchInterrupted("x"), "backend_error", True),
     (ConfigurationError("x"), "backend_error", False),
     (CeleryUniqueError("x"), "internal_error", False),

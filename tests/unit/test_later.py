@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from celery_unique import later
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.later import Later
+from celery_unique.stores.memory import MemoryStore
 from tests.kit import eventually
 
 
@@ -28,8 +29,8 @@ def test_an_act_is_repeated_until_the_store_answers() -> None:
             raise error
         done.set()
 
-    acts = Later()
-    acts.retry("give back", act, within_s=10)
+    acts = Later(MemoryStore())
+    acts.retry("k", "give back", act, within_s=10)
 
     assert done.wait(20)
     eventually(lambda: acts.waiting() == 0)
@@ -39,8 +40,8 @@ def test_an_act_is_given_up_after_its_time(caplog: pytest.LogCaptureFixture) -> 
     def act() -> None:
         raise StoreUnavailable("down")
 
-    acts = Later()
-    acts.retry("give back", act, within_s=0.05)
+    acts = Later(MemoryStore())
+    acts.retry("k", "give back", act, within_s=0.05)
 
     eventually(lambda: acts.waiting() == 0)
     assert "gave up: give back" in caplog.text
@@ -53,10 +54,70 @@ def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
         raise ZeroDivisionError
 
     done = threading.Event()
-    acts = Later()
-    acts.retry("something broken", broken, within_s=10)
-    acts.retry("give back", done.set, within_s=10)
+    acts = Later(MemoryStore())
+    acts.retry("k", "something broken", broken, within_s=10)
+    acts.retry("k", "give back", done.set, within_s=10)
 
     assert done.wait(20)
     eventually(lambda: acts.waiting() == 0)
     assert "could not be carried out: something broken" in caplog.text
+
+
+class Sharded(MemoryStore):
+    """The first letter of a key names its part of the store."""
+
+    def shard_of(self, key: str) -> str:
+        return key[0]
+
+
+def away() -> None:
+    raise StoreUnavailable("this part is away")
+
+
+def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -> None:
+    done = threading.Event()
+    acts = Later(Sharded())
+    acts.retry("a1", "finish on a dead shard", away, within_s=60)
+    acts.retry("b1", "finish on a healthy one", done.set, within_s=60)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 1)
+
+
+def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting() -> None:
+    done = threading.Event()
+    acts = Later(MemoryStore())
+    acts.retry("a1", "finish of a key that takes too long", away, within_s=60)
+    acts.retry("b1", "finish of another key", done.set, within_s=60)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 1)
+
+
+def test_acts_on_one_key_stay_in_their_order() -> None:
+    order: list[str] = []
+    failures = iter([True] * 3 + [False] * 10)
+
+    def retry() -> None:
+        if next(failures):
+            raise StoreUnavailable("down")
+        order.append("retry")
+
+    acts = Later(Sharded())
+    acts.retry("a1", "retry", retry, within_s=60)
+    acts.retry("a1", "finish", lambda: order.append("finish"), within_s=60)
+    acts.retry("b1", "finish of another", lambda: order.append("other"), within_s=60)
+
+    eventually(lambda: acts.waiting() == 0)
+    assert order == ["other", "retry", "finish"]
+
+
+def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    def unreadable() -> None:
+        raise UnreadableRecord("not JSON")
+
+    acts = Later(MemoryStore())
+    acts.retry("a1", "finish", unreadable, within_s=60)
+
+    eventually(lambda: acts.waiting() == 0)
+    assert "gave up: finish" in caplog.text

@@ -7,6 +7,8 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from celery_unique.exceptions import StoreUnavailable
+
 from .connections import Again, Command, Exchanging
 from .layout import Layout
 from .one_way import RECORD, Act, OneWay
@@ -41,12 +43,15 @@ class RedisActing:
         )
 
     def _run(self, script: Script, key: str, *arguments: str | int) -> Any:
-        return self._run_all(script, [self._command(script, key, *arguments)])[0]
+        return self._checked(self._run_all(script, [self._command(script, key, *arguments)]))[0]
 
     def _run_all(
         self, script: Script, commands: Sequence[Command], again: Again | None = None
     ) -> list[Any]:
-        """One round trip for each batch; another one where the server lost the script."""
+        """One round trip for each batch; another one where the server lost the script.
+
+        What a part of the store did not answer is a StoreUnavailable in place of its reply.
+        """
         earlier = self._one_way.earlier(_records(commands), self.takes_along)
         if len(commands) <= BATCH:
             replies = self._exchange(commands, again, earlier)
@@ -101,7 +106,10 @@ class RedisActing:
             left[0] = script.whole(left[0])
             for n, reply in zip(missing, self._connections.exchange(left, again), strict=True):
                 replies[n] = reply
-        return self._checked(replies)
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise self._connections.unavailable(reply) from reply
+        return replies
 
     def _exchange(
         self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
@@ -123,9 +131,12 @@ class RedisActing:
         return self._checked(self._exchange(commands, None, self._one_way.earlier(about)))
 
     def _checked(self, replies: list[Any]) -> list[Any]:
+        """Raises what is an error in place of a reply."""
         for reply in replies:
             if isinstance(reply, ResponseError):
                 raise self._connections.unavailable(reply) from reply
+            if isinstance(reply, StoreUnavailable):
+                raise reply
         return replies
 
     def _send(self, script: Script, key: str, *arguments: str | int) -> None:

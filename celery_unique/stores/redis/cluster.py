@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from time import monotonic
 
-from celery_unique.exceptions import ConfigurationError
+from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores.record import Record
 
 from .acting import BATCH
 from .cluster_nodes import ClusterConnections
+from .connections import Connections
 from .moving_store import MovingStore
 from .recent import Recent
 from .server_groups import Cluster, cluster_of
@@ -50,23 +51,39 @@ class ClusterStore(MovingStore):
             connections=ClusterConnections(cluster, timeout_s),
         )
 
+    def shard_of(self, key: str) -> str:
+        """The node that holds the key: the others answer without it."""
+        return self._connections.owner_of(self._layout.name_of(key))
+
     def ping(self) -> None:
         """Every primary must answer: each has locks of its own."""
         for server in self._connections.primaries_now():
             self._connections.exchange([("PING",)], server=server)
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
+        """A node that does not answer is raised at the end, after the locks of the others."""
         seen = Recent()  # a slot that moves meanwhile is met on two nodes
+        problem: StoreUnavailable | None = None
         for server in self._connections.primaries_now():
-            cursor = 0
-            while True:
-                scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
-                [reply] = self._checked(self._connections.exchange([scan], server=server))
-                keys = self._new_keys(reply[1], seen)
-                for of_one_node in self._connections.by_node(keys, self._layout.name_of):
-                    yield from self._read_all(of_one_node)
-                cursor = int(reply[0])
-                if monotonic() > stop_at:
-                    return
-                if cursor == 0:
-                    break
+            try:
+                yield from self._walk_node(server, batch, stop_at, seen)
+            except StoreUnavailable as error:
+                problem = problem or error
+            if monotonic() > stop_at:
+                return
+        if problem is not None:
+            raise problem
+
+    def _walk_node(
+        self, server: Connections, batch: int, stop_at: float, seen: Recent
+    ) -> Iterator[tuple[str, Record]]:
+        cursor = 0
+        while True:
+            scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
+            [reply] = self._checked(self._connections.exchange([scan], server=server))
+            keys = self._new_keys(reply[1], seen)
+            for of_one_node in self._connections.by_node(keys, self._layout.name_of):
+                yield from self._read_all(of_one_node)
+            cursor = int(reply[0])
+            if cursor == 0 or monotonic() > stop_at:
+                return

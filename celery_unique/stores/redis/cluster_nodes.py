@@ -72,8 +72,12 @@ class ClusterConnections(MovingConnections):
         by_node: dict[str, list[Asked]] = defaultdict(list)
         node = ""
         for each in reversed(asked):  # a command without a key goes with the next one that has
-            node = self._node_of(each, slots) or node or slots.primaries()[0]
-            by_node[node].append(each)
+            try:
+                node = self._node_of(each, slots) or node or slots.primaries()[0]
+            except ConnectFailed as error:
+                each.reason = error
+            else:
+                by_node[node].append(each)
         return [(self._node(name), commands[::-1]) for name, commands in by_node.items()]
 
     def _node_of(self, asked: Asked, slots: _Slots) -> str:
@@ -92,6 +96,14 @@ class ClusterConnections(MovingConnections):
                 "the cluster does not cover all slots"
             )
         return owner
+
+    def owner_of(self, name: str) -> str:
+        """The node that has this key, as far as it is known without asking; else empty."""
+        slots = self._slots
+        if slots is None:
+            return ""
+        slot = key_slot(name.encode())
+        return self._moved.get(slot) or slots.owners[slot]
 
     def by_node(self, keys: Sequence[str], name_of: Callable[[str], str]) -> list[list[str]]:
         """The keys whose records lie on one node, for each node."""

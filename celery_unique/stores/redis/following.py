@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import ORPHANS_AT_ONCE, Orphan, Promotion
 from celery_unique.stores.following import Follower, Joined
 
@@ -42,16 +43,22 @@ class RedisFollowing(RedisActing):
                 ("ZRANGE", name, "-inf", int(until), "BYSCORE", "LIMIT", 0, limit, "WITHSCORES")
                 for name in self._layout.due_sets()
             ]
-            clock, *replies = self._ask([("TIME",), *ranges])
-            now = self._now(clock)
+            clock, *replies = self._exchange([("TIME",), *ranges], None, ())
+            if isinstance(clock, StoreUnavailable):  # it was to come from a server that is away
+                now = int(until - GUESSED_LATE_MS)
+                break
+            now = self._now(self._checked([clock])[0])
             self._server_ahead_ms = now - time.time() * 1000
             if now <= until:
                 break
+        answered = [reply for reply in replies if not isinstance(reply, StoreUnavailable)]
         found = [
             (float(score), name)
-            for reply in replies
+            for reply in self._checked(answered)
             for name, score in zip(reply[::2], reply[1::2], strict=True)
         ]
+        if not found:
+            self._checked(replies)  # what is due on the others comes first
         due = [self._layout.key_of(name.decode()) for at, name in sorted(found) if at <= now]
         return [key for key in due if key is not None][:limit]
 

@@ -29,6 +29,7 @@ from .connections import (
 )
 from .diagnosis import server_facts
 
+_NO_REPLY: Any = object()
 #: Between two attempts, seconds; the last one repeats. The first is at once: whoever was sent
 #: to another server can go there.
 PAUSES = (0.0, 0.005, 0.01, 0.02, 0.05)
@@ -76,7 +77,8 @@ class MovingConnections(ABC):
     def places(
         self, asked: Sequence[Asked], deadline: float
     ) -> Iterable[tuple[Connections, list[Asked]]]:
-        """Which server is to be sent what, in the order in which it was asked."""
+        """Which server is to be sent what, in the order in which it was asked. What nobody can
+        answer at the moment is left out, with the reason."""
 
     @abstractmethod
     def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
@@ -107,15 +109,29 @@ class MovingConnections(ABC):
         again: Again | None = None,
         server: Connections | None = None,
     ) -> list[Any]:
-        """A reply, or an error reply, for each command; ``server``: all of them from this one."""
+        """A reply, or an error reply, for each command; ``server``: all of them from this one.
+
+        A server that does not answer is an error, StoreUnavailable, in the place of its replies:
+        it concerns no other server's. Raised where no command was answered.
+        """
         deadline = monotonic() + self.timeout_s
-        replies: list[Any] = [None] * len(commands)
-        left = [Asked(n, command, pinned=server) for n, command in enumerate(commands)]
+        replies: list[Any] = [_NO_REPLY] * len(commands)
+        asked = [Asked(n, command, pinned=server) for n, command in enumerate(commands)]
+        problem: Exception = TimedOut("no time is left")
         tries = 0
-        with self.told_as_unavailable(server):
+        try:
+            left = asked
             while left := self._attempt(left, replies, deadline, again):
                 self.pause(tries, deadline, left[0].reason)
                 tries += 1
+        except (RedisError, OSError) as error:
+            problem = error
+        silent = [each for each in asked if replies[each.place] is _NO_REPLY]
+        if silent and len(silent) == len(commands):
+            problem = silent[0].reason or problem
+            raise self.unavailable(problem, server) from problem
+        for each in silent:
+            replies[each.place] = self.unavailable(each.reason or problem, server)
         return replies
 
     def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
@@ -131,17 +147,26 @@ class MovingConnections(ABC):
             time.sleep(pause)
 
     def _attempt(
-        self, asked: list[Asked], replies: list[Any], deadline: float, again: Again | None
+        self,
+        asked: list[Asked],
+        replies: list[Any],
+        deadline: float,
+        again: Again | None,
     ) -> list[Asked]:
-        """Ask all servers at once; what is left has to be asked again."""
+        """Ask all servers at once; what is left has to be asked again. That is not so for what a
+        server does not answer in time: it may have been carried out."""
         flights: list[_Flight] = []
-        left: list[Asked] = []
+        places = list(self.places(asked, deadline))
+        placed = {each.place for _, for_it in places for each in for_it}
+        left = [each for each in asked if each.place not in placed]
         try:
-            for server, for_it in self.places(asked, deadline):
+            for server, for_it in places:
                 left += self._send(server, for_it, flights, deadline, again)
             while flights:
                 left += self._receive(flights[0], replies, deadline, again)
                 del flights[0]
+                # Behind a server that took all the time: the replies of the others have arrived.
+                deadline = max(deadline, monotonic() + self.timeout_s / 20)
         except BaseException:  # replies are still to come
             for flight in flights:
                 flight.connection.disconnect()
@@ -177,7 +202,11 @@ class MovingConnections(ABC):
         return []
 
     def _receive(
-        self, flight: _Flight, replies: list[Any], deadline: float, again: Again | None
+        self,
+        flight: _Flight,
+        replies: list[Any],
+        deadline: float,
+        again: Again | None,
     ) -> list[Asked]:
         left: list[Asked] = []
         for n, each in enumerate(flight.asked):
@@ -191,9 +220,11 @@ class MovingConnections(ABC):
                 flight.connection.disconnect()
                 self.suspect(flight.server)
                 return left + _put_off(flight.asked[n:], error, again)
-            except TimedOut:
+            except TimedOut as error:
+                flight.connection.disconnect()
                 self.suspect(flight.server)
-                raise
+                _put_off(flight.asked[n:], error)
+                return left
             if self.sent_elsewhere(reply, each, flight.server):
                 each.reason = reply
                 left.append(each)

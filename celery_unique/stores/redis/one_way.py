@@ -111,7 +111,7 @@ class OneWay:
         """These were sent with something else: what the server has said to them."""
         # Whole, or whoever takes them along next could be told the same.
         unknown = [act.whole() for act in _unknown(acts, replies)]
-        self.put_back(unknown)
+        self.put_back([*unknown, *_unanswered(acts, replies)])
         _say_refused(replies)
 
     def put_back(self, acts: Sequence[Act]) -> None:
@@ -136,13 +136,23 @@ class OneWay:
             self._hurry.wait(GATHER_S)
             self._hurry.clear()
         self._is_called = False
+        tries = 0
         while acts := self._taken():
+            left: Sequence[Act] = ()
             try:
-                self._send(acts)
+                left = self._send(acts, first=tries == 0)
             finally:
                 with self._changed:
+                    for act in reversed(left):
+                        self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
                     self._under_way.difference_update(act.command[RECORD] for act in acts)
                     self._changed.notify_all()
+            if left:
+                # With what has come meanwhile, which may be another server's.
+                time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                tries += 1
+            else:
+                tries = 0
 
     def _taken(self) -> list[Act]:
         taken: list[Act] = []
@@ -153,41 +163,52 @@ class OneWay:
                 taken += acts
         return taken
 
-    def _send(self, acts: list[Act]) -> None:
-        replies = self._exchanged([act.command for act in acts], acts[0].give_up_at)
+    def _send(self, acts: list[Act], first: bool) -> list[Act]:
+        """Those that no server answered, and that are to be sent again."""
+        commands = [act.command for act in acts]
+        replies: list[Any]
+        try:
+            replies = self._connections.exchange(commands)
+        except StoreUnavailable as error:
+            replies = [error] * len(acts)
         _say_refused(replies)
+        left = self._to_be_sent_again(acts, replies, first)
         if unknown := _unknown(acts, replies):
             # One of each script brings it along for the others. In a cluster that is for those
             # of the same server, and the others ask again.
             whole = {act.script.sha: index for index, act in reversed(list(enumerate(unknown)))}
             for index in whole.values():
                 unknown[index] = unknown[index].whole()
-            self._send(unknown)
+            left += self._send(unknown, first)
+        return left
 
-    def _exchanged(self, commands: Sequence[Command], give_up_at: float) -> list[Any]:
-        tries = 0
-        while True:
-            try:
-                return self._connections.exchange(commands)
-            except StoreUnavailable as error:
-                # Not in the thread of a caller, nor for ever: their leases make up for it.
-                patient = self._thread.is_current() and not self._is_closed
-                if not patient or monotonic() >= give_up_at:
-                    raise
-                if tries == 0:
-                    logger.warning(
-                        "%d one-way acts wait until the lock store answers: %s",
-                        len(commands),
-                        error,
-                    )
-            time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
-            tries += 1
+    def _to_be_sent_again(self, acts: list[Act], replies: list[Any], first: bool) -> list[Act]:
+        unanswered = _unanswered(acts, replies)
+        if not unanswered:
+            return []
+        error = next(reply for reply in replies if isinstance(reply, StoreUnavailable))
+        # Not in the thread of a caller, nor for ever: their leases make up for it.
+        patient = self._thread.is_current() and not self._is_closed
+        left = [act for act in unanswered if patient and monotonic() < act.give_up_at]
+        if len(left) < len(unanswered):
+            logger.warning("A one-way act on the lock store failed: %s", error)
+        elif first:
+            logger.warning(
+                "%d one-way acts wait until the lock store answers: %s", len(left), error
+            )
+        return left
 
 
 def _unknown(acts: Sequence[Act], replies: Sequence[Any]) -> list[Act]:
     """Those whose script the server does not know: it was restarted or flushed, or is another."""
     both = zip(acts, replies, strict=True)
     return [act for act, reply in both if isinstance(reply, NoScriptError)]
+
+
+def _unanswered(acts: Sequence[Act], replies: Sequence[Any]) -> list[Act]:
+    """Those whose server did not answer, where others did."""
+    both = zip(acts, replies, strict=True)
+    return [act for act, reply in both if isinstance(reply, StoreUnavailable)]
 
 
 def _say_refused(replies: Iterable[Any]) -> None:

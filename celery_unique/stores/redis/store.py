@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import (
     Acquired,
     Claim,
@@ -79,21 +80,23 @@ class RedisStore(RedisFollowing):
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
-        [reply] = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
-        return _acquired(reply, claim)
+        replies = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
+        return _acquired(self._checked(replies)[0], claim)
 
-    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+    def acquire_many(
+        self, claims: Sequence[tuple[str, Claim]]
+    ) -> list[Acquired | StoreUnavailable]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
         return _all_acquired(self._run_all(scripts.ACQUIRE, commands, _again), claims)
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
         wait = self._begin_all(scripts.ACQUIRE, [command], _again)
-        return lambda: _acquired(wait()[0], claim)
+        return lambda: _acquired(self._checked(wait())[0], claim)
 
     def begin_acquire_many(
         self, claims: Sequence[tuple[str, Claim]], confirmed: Sequence[Confirmed] = ()
-    ) -> Callable[[], list[Acquired]]:
+    ) -> Callable[[], list[Acquired | StoreUnavailable]]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
         confirms = self._acts(scripts.CONFIRM, self._confirm_commands(confirmed))
         wait = self._begin_all(scripts.ACQUIRE, commands, _again, confirms)
@@ -169,7 +172,7 @@ class RedisStore(RedisFollowing):
         mark, by = (fact.decode() for fact in facts or (b"", b""))
         return Started(verdict.decode(), mark=mark, by=by)
 
-    def renew(self, held: Sequence[Held]) -> list[bool]:
+    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
         commands = [
             self._command(
                 scripts.RENEW,
@@ -183,7 +186,8 @@ class RedisStore(RedisFollowing):
             )
             for one in held
         ]
-        return [bool(reply) for reply in self._run_all(scripts.RENEW, commands)]
+        replies = self._run_all(scripts.RENEW, commands)
+        return [reply if isinstance(reply, StoreUnavailable) else bool(reply) for reply in replies]
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
         # Not one way: the message of the retry is out, and whoever gets it would have to wait.
@@ -285,8 +289,13 @@ def _again(command: Command) -> Command:
     return (*command[:-1], "1") if is_acquire else command
 
 
-def _all_acquired(replies: list[Any], claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
-    return [_acquired(reply, claim) for reply, (_, claim) in zip(replies, claims, strict=True)]
+def _all_acquired(
+    replies: list[Any], claims: Sequence[tuple[str, Claim]]
+) -> list[Acquired | StoreUnavailable]:
+    return [
+        reply if isinstance(reply, StoreUnavailable) else _acquired(reply, claim)
+        for reply, (_, claim) in zip(replies, claims, strict=True)
+    ]
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:

@@ -19,6 +19,8 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery_unique.exceptions import StoreUnavailable
+
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
 from ..following import KEPT_MS
@@ -95,11 +97,13 @@ class SqlStore(RecordedStore):
         asked = (key, claim, _new_revision())
         return self._database.run(lambda session: self._acquire(session, *asked))
 
-    def acquire_many(self, claims: Sequence[tuple[str, Claim]]) -> list[Acquired]:
+    def acquire_many(
+        self, claims: Sequence[tuple[str, Claim]]
+    ) -> list[Acquired | StoreUnavailable]:
         asked = [(key, claim, _new_revision()) for key, claim in claims]
-        replies: list[Acquired] = []
+        replies: list[Acquired | StoreUnavailable] = []
 
-        def acquire_the_rest(session: Session) -> list[Acquired]:
+        def acquire_the_rest(session: Session) -> list[Acquired | StoreUnavailable]:
             for one in asked[len(replies) :]:
                 replies.append(self._acquire(session, *one))
                 # After an answer only: this runs again while the database is busy, and would
