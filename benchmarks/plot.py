@@ -9,8 +9,17 @@ from typing import Any
 from benchmarks.contenders import OURS, PLAIN
 from benchmarks.stage import FLOOR
 
-WIDTH, BAR, GAP, LABEL, CHART = 760, 18, 8, 150, 480
-INK, OWN, OTHER = "#444", "#2a7", "#9ab"
+WIDTH, BAR, GAP, MARGIN, FONT = 760, 18, 8, 16, 13
+#: How wide a letter is at most, on average and as a part of the font's size: fonts differ.
+LETTER = 0.66
+
+#: The picture has a ground of its own: a page may be dark where the reader's system is light.
+STYLE = """<style>
+.ground { fill: #ffffff } .ink { fill: #333333 } .own { fill: #12784f } .other { fill: #62798c }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #1b1d21 } .ink { fill: #e2e4e8 } .own { fill: #35c98a } .other { fill: #8199ad }
+}
+</style>"""
 
 
 def svg(results: dict[str, Any]) -> str:
@@ -19,14 +28,15 @@ def svg(results: dict[str, Any]) -> str:
         ("A new call adds, in microseconds", _new(results["new"])),
         ("A duplicate takes, in microseconds", _duplicate(results["duplicate"])),
     ]
-    parts, top = [], 10
+    parts, top = [], MARGIN
     for title, bars in charts:
         drawn, top = _chart(title, bars, top)
         parts += drawn
-    style = 'font-family="sans-serif" font-size="13"'
+    style = f'font-family="sans-serif" font-size="{FONT}"'
     box = f'viewBox="0 0 {WIDTH} {top}" role="img" aria-label="What a call costs"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>\n{STYLE}\n'
+        f'<rect class="ground" width="{WIDTH}" height="{top}" rx="6"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
@@ -45,22 +55,34 @@ def _chart(title: str, bars: Sequence[tuple[str, float]], top: int) -> tuple[lis
     # One that takes a thousand times as long would leave nothing to see of the others.
     ordered = sorted(value for _, value in bars)
     largest = ordered[-1] if ordered[-1] < 4 * ordered[-2] else 1.5 * ordered[-2]
-    parts = [f'<text x="0" y="{top + 14}" font-weight="bold" fill="{INK}">{escape(title)}</text>']
+    heading = f'x="{MARGIN}" y="{top + 14}" font-weight="bold"'
+    parts = [f'<text class="ink" {heading}>{escape(title)}</text>']
     top += 26
+    begin = MARGIN + max(_width(name) for name, _ in bars) + 8
+    room = WIDTH - MARGIN - begin - 6 - max(_width(_said(value, largest)) for _, value in bars)
     for name, value in bars:
-        parts += _bar(name, value, largest, top)
+        parts += _bar(name, value, largest, begin, room, top)
         top += BAR + GAP
     return parts, top + 14
 
 
-def _bar(name: str, value: float, largest: float, top: int) -> list[str]:
-    width = max(1.0, CHART * min(value, largest) / largest)
-    colour = OWN if name == OURS else OTHER
-    said = f"{value:,.0f}" + (" (cut off here)" if value > largest else "")
+def _bar(name: str, value: float, largest: float, begin: float, room: float, top: int) -> list[str]:
+    width = max(1.0, room * min(value, largest) / largest)
+    kind = "own" if name == OURS else "other"
     middle = top + BAR - 5
-    right = f'x="{LABEL - 8}" text-anchor="end"'
+    right = f'x="{begin - 8:.1f}" text-anchor="end"'
+    place = f'x="{begin:.1f}" y="{top}" width="{width:.1f}" height="{BAR}"'
+    beside = f'x="{begin + width + 6:.1f}" y="{middle}"'
     return [
-        f'<text {right} y="{middle}" fill="{INK}">{escape(name)}</text>',
-        f'<rect x="{LABEL}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>',
-        f'<text x="{LABEL + width + 6:.1f}" y="{middle}" fill="{INK}">{said}</text>',
+        f'<text class="ink" {right} y="{middle}">{escape(name)}</text>',
+        f'<rect class="{kind}" {place}/>',
+        f'<text class="ink" {beside}>{_said(value, largest)}</text>',
     ]
+
+
+def _said(value: float, largest: float) -> str:
+    return f"{value:,.0f}" + (" (bar is cut short)" if value > largest else "")
+
+
+def _width(text: str) -> float:
+    return LETTER * FONT * len(text)
