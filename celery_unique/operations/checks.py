@@ -50,7 +50,11 @@ def _apart(ms: float) -> str:
 
 
 def presence(workers: Workers, timeout_s: float) -> Iterator[Finding]:
-    if not workers.names:
+    if workers.unasked:
+        yield Finding(
+            "workers", "note", f"{workers.unasked}, so workers are not asked and not checked"
+        )
+    elif not workers.names:
         yield Finding(
             "workers",
             "warning",

@@ -114,7 +114,10 @@ def _examine_workers(
 ) -> None:
     workers = report.workers
     count = f"{len(workers.told)} of {len(workers.names)} workers"
-    report.add("workers", f"{count} answered", checks.presence(workers, timeout_s))
+    if workers.unasked:
+        report.findings += checks.presence(workers, timeout_s)
+    else:
+        report.add("workers", f"{count} answered", checks.presence(workers, timeout_s))
     report.add("reach", "the processes can share this store", checks.reach(workers, diagnosis))
     if not workers.told:
         return

@@ -34,6 +34,8 @@ class Workers:
     without: list[str] = field(default_factory=list)
     #: They are there and did not answer in time.
     silent: list[str] = field(default_factory=list)
+    #: Why no worker can be asked, and so none is named here; empty: they were asked.
+    unasked: str = ""
     #: The time of this machine when each answered, in milliseconds.
     answered_at_ms: dict[str, float] = field(default_factory=dict)
 
@@ -53,15 +55,25 @@ def broker_errors() -> Iterator[None]:
         ) from error
 
 
-def check_broker(app: Any) -> None:
-    """Once, with a clear error: remote control would go on trying for long."""
+def check_broker(app: Any) -> str:
+    """Once, with a clear error: remote control would go on trying for long.
+
+    Returns why workers cannot be asked through this broker; empty: they can.
+    """
     with broker_errors(), app.connection_for_write() as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        # Remote control needs broadcasts, and a queue of this process's own for the replies.
+        broadcasts = getattr(connection.default_channel, "supports_fanout", True)
+        if broadcasts and not (connection.transport_options or {}).get("predefined_queues"):
+            return ""
+        return f"Celery has no remote control with this broker ({connection.transport.driver_type})"
 
 
 def ask_workers(app: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Workers:
     """Who is there, then what each has to say; the second question waits no longer than it must."""
-    check_broker(app)
+    unasked = check_broker(app)
+    if unasked:
+        return Workers(unasked=unasked)
     with broker_errors():
         there = sorted(name for name, _ in _broadcast(app, "ping", timeout_s))
         workers = Workers()

@@ -11,6 +11,7 @@ import pytest
 
 from celery_unique import lookup
 from celery_unique.runtime import runtime_of
+from celery_unique.stores.base import Claim
 from tests.acceptance.operating.desk import ANSWERS_WITHIN_S, Desk, Done
 from tests.kit import RedisServer, Worker, eventually
 from tests.kit.server import find_program, free_port
@@ -397,3 +398,37 @@ def test_it_says_that_the_broker_does_not_answer(desk: Desk) -> None:
 
     assert done.code == 1
     assert ("broker", "error") in found(done)
+
+
+def test_sqs_with_predefined_queues_is_no_dead_broker(
+    good_server: RedisServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery has no remote control there, and its reply queue is none of those that are defined."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    queues = {"operated": {"url": f"http://127.0.0.1:{free_port()}/0/operated"}}
+    options = {"region": "eu-west-1", "predefined_queues": queues}
+    conf = {"broker_transport_options": options}
+    desk = Desk("sqs://", good_server.url_of(8), directory, conf)
+    desk.store.acquire(
+        "1:" + "cd" * 32, Claim("waiting", "shop.rebuild_index", "pw", grace_ms=60_000)
+    )
+    desk.store.confirm("1:" + "cd" * 32, "waiting", 60_000)
+    try:
+        done = examine(desk)
+        eventually(
+            lambda: "sqs" in desk.unique("release", "--lost", "--yes", "--json").out,
+            timeout=30,
+            message="not old enough",
+        )
+        lost = desk.unique("release", "--lost", "--yes", "--json")
+    finally:
+        desk.close()
+
+    assert (done.code, found(done)) == (0, [])
+    [note] = [one for one in done.json()["findings"] if one["check"] == "workers"]
+    assert note["level"] == "note"
+    assert "sqs" in note["message"]
+    assert "remote control" in note["message"]
+    assert (lost.code, lost.json()["unknown"]) == (3, 1)
+    assert "sqs" in lost.json()["reasons"][0]["reason"]
