@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from celery import current_app
+from celery.backends.base import DisabledBackend
 from celery.result import AsyncResult, EagerResult
 
 from .facts import CallFacts
@@ -55,8 +56,10 @@ class UniqueResult(_Facts, AsyncResult):
         """What the result backend has stored of the task beside its result, from its end on.
 
         Asks the backend, as ``result.state`` does. None where the task is not unique, has
-        nothing stored yet, or where the backend keeps nothing but the result.
+        nothing stored yet, or where the backend keeps nothing but the result, or there is none.
         """
+        if isinstance(self.backend, DisabledBackend):  # it refuses every question
+            return None
         return read(self._get_task_meta())
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ _MEANT = {
 }
 
 
+_NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
+
+
 def store_url(app: Any, settings: UniqueSettings) -> tuple[str, dict[str, Any]]:
     """Return the URL of the lock store and options for opening it.
 
@@ -47,13 +51,22 @@ def store_url(app: Any, settings: UniqueSettings) -> tuple[str, dict[str, Any]]:
         return backend, {**_backend_credentials(conf, backend), **_backend_options(conf)}
     if _scheme(broker) == "memory":
         return "memory://", {}
-    raise _nothing_to_derive_from(broker, backend)
+    raise _nothing_to_derive_from(_kind(conf.broker_write_url), _kind(conf.result_backend))
+
+
+def _kind(value: object) -> str:
+    """What a broker or backend is, in a word and without its address."""
+    if not value:
+        return "not set"
+    url = _first_url(value)
+    # Backends may be given by a name, such as django-db, or by their class.
+    return _scheme(url) or (url if _NAME.fullmatch(url) else "not a URL")
 
 
 def _nothing_to_derive_from(broker: str, backend: str) -> ConfigurationError:
     return ConfigurationError(
-        f"unique_store_url is not set, and neither the broker ({_scheme(broker) or 'not set'}) nor "
-        f"the result backend ({_scheme(backend) or 'not set'}) is Redis. Set unique_store_url, for "
+        f"unique_store_url is not set, and neither the broker ({broker}) nor "
+        f"the result backend ({backend}) is Redis. Set unique_store_url, for "
         "example to 'redis://localhost:6379/1', 'postgresql+psycopg://localhost/shop' or, "
         "if all processes are on one machine, 'sqlite:////var/lib/shop/unique.db'",
         setting="unique_store_url",

@@ -185,3 +185,17 @@ def test_a_backend_that_was_there_before_the_installation_keeps_them_too(tmp_pat
         value_of(result)
 
     assert result.unique == StoredUnique(result.unique_key[:14], "created", 0)
+
+
+def test_without_a_result_backend_nothing_is_stored_of_a_task() -> None:
+    app = Celery("no-results", broker="memory://", set_as_current=False)
+    celery_unique.install(app)
+
+    @app.task(name="no.results", unique=True)
+    def task() -> None: ...
+
+    try:
+        assert task.delay().unique is None
+        assert app.AsyncResult("any").unique is None
+    finally:
+        app.close()

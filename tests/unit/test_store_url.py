@@ -105,8 +105,14 @@ NOT_FOUND = [
         {"broker_url": "filesystem://", "result_backend": "db+sqlite:///r.db"},
         "the broker (filesystem) nor the result backend (db+sqlite)",
     ),
-    ({"broker_url": "amqp://", "result_backend": "rpc"}, "nor the result backend (not set)"),
-    ({"broker_url": 5, "result_backend": ["x", 3]}, "the broker (not set)"),
+    ({"broker_url": "amqp://", "result_backend": "rpc"}, "nor the result backend (rpc)"),
+    ({"broker_url": "amqp://", "result_backend": "django-db"}, "the result backend (django-db)"),
+    (
+        {"broker_url": "amqp://", "result_backend": "shop.results:Backend"},
+        "the result backend (shop.results:Backend)",
+    ),
+    ({"broker_url": "amqp://", "result_backend": "user:secret@host"}, "backend (not a URL)"),
+    ({"broker_url": 5, "result_backend": ["x", 3]}, "the broker (not a URL)"),
 ]
 
 
