@@ -256,6 +256,8 @@ class UniqueTaskCoordinator(Asking):
         reports.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy, waited)
         if waited > LONG_WAIT_MS:
             reports.long_wait(attempt.task_name, holder, waited)
+        if holder.task_id == attempt.task_id:
+            reports.held_by_itself(attempt.task_name, holder)
 
     def _follow(self, attempt: Attempt, acquired: Acquired, holder: Holder) -> Published:
         """The call keeps its own id and gets the holder's outcome.

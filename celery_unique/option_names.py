@@ -10,13 +10,36 @@ from .policy_fields import OPTION_OF
 
 __all__ = [
     "CALL_ONLY",
+    "LEFT_OVER",
     "OPTION_FIELDS",
     "TASK_OPTIONS",
+    "check_call_names",
     "check_decorator_names",
     "check_names",
     "is_near_miss",
     "may_be_an_option",
 ]
+
+#: Options of other libraries, and the line of docs/howto/migrate.md that says what they become.
+LEFT_OVER = {
+    "once": (
+        "celery-once",
+        (
+            "once={'keys': ['a']} becomes unique_on=['a'], once={'unlock_before_run': True} "
+            "becomes unique_states='until_start', once={'graceful': True} is the default, and "
+            "without it write unique_on_conflict='reject'"
+        ),
+    ),
+    "lock_expiry": (
+        "celery-singleton",
+        "leave it out, or write unique_for=N if it is a promise to run at most once in that time",
+    ),
+    "raise_on_duplicate": ("celery-singleton", "write unique_on_conflict='reject'"),
+    "heimdall": (
+        "celery-heimdall",
+        "heimdall={'unique': True} becomes unique=True, and 'key' becomes unique_key",
+    ),
+}
 
 OPTION_FIELDS = {option: field for field, option in OPTION_OF.items()}
 #: What a task, an annotation or a call may say.
@@ -77,6 +100,14 @@ def check_names(names: Iterable[str], where: str) -> None:
             )
         if name.startswith(_CALL_PREFIXES if where == "call" else _OUR_PREFIXES):
             raise _unknown(name, where)
+
+
+def check_call_names(names: Iterable[str]) -> None:
+    """As `check_names`; and a near miss, which Celery would put into the message's properties."""
+    for name in names:
+        check_names([name], "call")
+        if is_near_miss(name):
+            raise _unknown(name, "call")
 
 
 def check_decorator_names(names: Iterable[str], where: str) -> None:

@@ -26,10 +26,12 @@ from .option_names import (
     CALL_ONLY,
     OPTION_FIELDS,
     TASK_OPTIONS,
+    check_call_names,
     check_names,
+    is_near_miss,
     may_be_an_option,
 )
-from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments
+from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments, warn_of_window_alone
 from .policy_fields import CHECKS, DEFAULTS, DIMENSIONS, REPLACING
 
 __all__ = [
@@ -61,10 +63,15 @@ def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take this library's options out of those of ``apply_async``, and return them."""
     if options.keys() <= _OPTIONS_OF_CELERY:
         return {}
-    ours = [name for name in options if may_be_an_option(name)]
+    stamps = options.get("stamped_headers") or ()
+    ours = [
+        name
+        for name in options
+        if may_be_an_option(name) or (is_near_miss(name) and name not in stamps)
+    ]
     if not ours:
         return {}
-    check_names(ours, "call")
+    check_call_names(ours)
     taken = {name: options.pop(name) for name in ours}
     return _with_checked_idempotency(taken) if CALL_ONLY.intersection(taken) else taken
 
@@ -107,6 +114,8 @@ class _Merged(NamedTuple):
     idle: tuple[str, Any] | None = None
     #: A document that leaves the keys to the Open Job Spec, where no option has given them.
     without_keys: Options | None = None
+    #: Whether a layer has said in which states a task counts.
+    says_states: bool = False
 
 
 class PolicyLayers:
@@ -128,7 +137,7 @@ class PolicyLayers:
         app_wide = _fields_given(defaults or {})
         # A wait that the app gives is for the tasks that replace, and no error on the others.
         self._spare_max_wait = app_wide.pop("max_wait", None)
-        self._merged = _Merged(_merge({}, app_wide))
+        self._merged = _Merged(_merge({}, app_wide), says_states="states" in app_wide)
         for layer in reversed(layers):
             self._merged = _add(self._merged, layer)
         self.policy = self._build(self._merged)
@@ -154,6 +163,8 @@ class PolicyLayers:
             return None
         if merged.without_keys is not None and "args" not in policy.keys:
             warn_of_ignored_arguments(merged.without_keys, self._task)
+        if self._task is not None and policy.period is not None and not merged.says_states:
+            warn_of_window_alone(self._task, policy.period)
         return policy
 
 
@@ -168,20 +179,21 @@ def _without_effect(merged: _Merged) -> InvalidPolicy:
 def _add(below: _Merged, layer: Options) -> _Merged:
     """Put one layer on top."""
     unique, fields = layer.get("unique"), below.fields
-    without_keys = below.without_keys
+    without_keys, says_states = below.without_keys, below.says_states
     if unique is not None and not isinstance(unique, bool):
         is_policy = isinstance(unique, UniquePolicy)
         policy = unique if is_policy else UniquePolicy(**ojs_fields(unique))
         without_keys = None if is_policy or "keys" in unique else unique
-        unique, fields = True, policy.as_fields()
+        unique, fields, says_states = True, policy.as_fields(), policy.says_states
+    says_states = says_states or layer.get("unique_states") is not None
     fields = _merge(fields, _fields_given(layer))
     if "unique_by" in layer:
         without_keys = None
     if unique is not None:
         # Beside unique=False options may stand: that is how a task is switched off and on.
-        return _Merged(fields, unique, None, without_keys)
+        return _Merged(fields, unique, None, without_keys, says_states)
     idle = below.idle or (None if below.unique else _idle(layer))
-    return _Merged(fields, below.unique, idle, without_keys)
+    return _Merged(fields, below.unique, idle, without_keys, says_states)
 
 
 def _idle(layer: Options) -> tuple[str, Any] | None:

@@ -27,6 +27,8 @@ __all__ = [
     "UniquePolicyWarning",
     "ojs_fields",
     "warn_of_ignored_arguments",
+    "warn_of_short_window",
+    "warn_of_window_alone",
     "warn_once",
 ]
 
@@ -41,12 +43,14 @@ _Document = tuple[tuple[str, Any], ...]
 
 
 class _FromDocument:
-    """Keeps the document that a policy was read from. No field of the policy: it is not compared,
-    not shown, and a policy that is made from another one's fields has none."""
+    """Keeps the document that a policy was read from, and whether its states were given. No fields
+    of the policy: they are not compared, not shown, and a policy that is made from another one's
+    fields has no document."""
 
-    __slots__ = ("_document",)
+    __slots__ = ("_document", "_says_states")
 
     _document: _Document | None
+    _says_states: bool
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -93,6 +97,7 @@ class UniquePolicy(_FromDocument):
         for field, check in CHECKS.items():
             object.__setattr__(self, field, check(given[field]))
         object.__setattr__(self, "_document", None)
+        object.__setattr__(self, "_says_states", states is not DEFAULTS["states"])
         _refuse_clashes(self)
         _warn_of_gaps(self.states)
 
@@ -133,7 +138,12 @@ class UniquePolicy(_FromDocument):
     def __reduce__(self) -> tuple[Any, ...]:
         # The one that dataclasses have knows of fields alone. Nothing is checked, or warned of,
         # again.
-        return _restored, (type(self), self.as_fields(), self._document)
+        return _restored, (type(self), self.as_fields(), self._document, self._says_states)
+
+    @property
+    def says_states(self) -> bool:
+        """Whether its states were given, and are not the default."""
+        return self._says_states
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -147,10 +157,11 @@ assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)
 
 
 def _restored(
-    cls: type[UniquePolicy], kept: Mapping[str, Any], document: _Document | None
+    cls: type[UniquePolicy], kept: Mapping[str, Any], document: _Document | None, says_states: bool
 ) -> UniquePolicy:
     policy = object.__new__(cls)
-    for name, value in (*kept.items(), ("_document", document)):
+    ours = (("_document", document), ("_says_states", says_states))
+    for name, value in (*kept.items(), *ours):
         object.__setattr__(policy, name, value)
     return policy
 
@@ -292,6 +303,29 @@ def warn_of_ignored_arguments(document: Mapping[str, Any], task: str | None = No
         f"{whose}unique={shown(dict(document))} has no 'keys', and the Open Job Spec's default is "
         "['type']: calls with different arguments are duplicates of each other. "
         "Say 'keys': ['type', 'args'] to tell them apart, or 'keys': ['type'] if that is meant",
+    )
+
+
+def warn_of_window_alone(task: str, period: timedelta) -> None:
+    """A window whose task did not say what it is for: the name promises more than it does."""
+    shown_period = to_iso8601(period)
+    warn_once(
+        ("window", task),
+        f"{task}: unique_for={shown_period} is given without unique_states. The key is then free "
+        "as soon as the task ends, and another task is admitted beside one that waits or runs for "
+        f"longer than {shown_period}. For at most one task in {shown_period}, also when it has "
+        "ended, add unique_states='window'; if the key shall be free at the end, add "
+        "unique_states='until_done'",
+    )
+
+
+def warn_of_short_window(task: str, period: timedelta, delay_ms: int) -> None:
+    warn_once(
+        ("countdown", task),
+        f"{task}: unique_for={to_iso8601(period)} is shorter than the countdown (or eta) of the "
+        f"call, {delay_ms / 1000:g} s: the window ends before the task starts, and an equal call "
+        "is admitted beside it. Give a window that is longer than the countdown, or leave "
+        "unique_for out",
     )
 
 

@@ -22,11 +22,13 @@ from .going_on import (
     send_on,
 )
 from .identities import Identity, identify, policy_for, with_key
-from .leases import Leases, publish_retry_ms
+from .leases import Leases, milliseconds, publish_retry_ms
+from .option_names import LEFT_OVER
 from .options import take_call_options
 from .outgoing import Outgoing, collect, collected, fails_under_its_id, may_follow
-from .policy import UniquePolicy
+from .policy import UniquePolicy, warn_of_short_window
 from .runtime import Runtime
+from .task_policies import warn_of_left_over
 from .timing import delay_ms, expires_ms
 
 #: The parameters of ``Celery.send_task`` after the first three, for callers that
@@ -164,6 +166,8 @@ def prepare(
         meta=_meta(runtime, policy.meta_keys, options) if policy.meta_keys else {},
         idempotency_key=ours.get("idempotency_key"),
     )
+    if not LEFT_OVER.keys().isdisjoint(options):
+        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
     coordinator = runtime.coordinator
     identity = identify(call, policy, coordinator.settings, ours.get("idempotency_ttl"))
     return _attempt(runtime, coordinator.leases, name, task, identity, options)
@@ -179,6 +183,9 @@ def _attempt(
 ) -> Attempt:
     app = runtime.app
     delay = delay_ms(app, options)
+    period = identity.policy.period
+    if delay and period is not None and delay > milliseconds(period):
+        warn_of_short_window(name, period, delay)
     request = current_request(runtime)
     goes_on = continues(request)
     explicit_id = options.get("task_id")

@@ -62,6 +62,18 @@ def conflict(
     )
 
 
+def held_by_itself(task_name: str, holder: Holder) -> None:
+    """A call with the id of a task that has not ended: it waits for itself."""
+    logger.warning(
+        "%s: task %s, which holds the key, has the id of this call. To run it once more, call it "
+        "without task_id; if its message is gone, free the key first, with "
+        "celery -A APP unique release --task-id ID",
+        task_name,
+        holder.task_id,
+        extra=facts(task_name, holder.task_id, "held_by_itself"),
+    )
+
+
 def joined(task_name: str, task_id: str, holder: Holder) -> None:
     logger.info(
         "%s[%s] gets the outcome of task %s",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ from .exceptions import InvalidPolicy
 from .key_templates import misfit
 from .messages import suggestion
 from .option_names import (
+    LEFT_OVER,
     TASK_OPTIONS,
     check_decorator_names,
     check_names,
     is_near_miss,
 )
 from .options import PolicyLayers
-from .policy import UniquePolicy
+from .policy import UniquePolicy, warn_once
 
 #: Where the options of the decorator are kept on a task's class: Celery writes
 #: annotations over the attributes of the same names.
@@ -26,7 +27,12 @@ OWN_OPTIONS = "_celery_unique_options"
 IN_FRONT = "_celery_unique_in_front"
 _LEFT_ALONE = "_celery_unique_left_alone"
 #: What annotations and the app's defaults may still say, for the better of any decorator.
-_STILL_TO_COME = {"unique": True, "unique_on_conflict": "replace", "unique_meta": "any"}
+_STILL_TO_COME = {
+    "unique": True,
+    "unique_on_conflict": "replace",
+    "unique_meta": "any",
+    "unique_states": "until_done",
+}
 _PREFIXES = ("unique_", "idempotency_")
 
 
@@ -229,6 +235,24 @@ def leave_alone(task: Any) -> None:
 def _check_made(task: Any, layers: PolicyLayers) -> None:
     if layers.policy is not None:
         check_policy(task.name, layers.policy, signature_of(task))
+        given = {name: getattr(task, name, None) for name in LEFT_OVER}
+        left = [option for option, value in given.items() if value is not None]
+        warn_of_left_over(task.name, task, left)
+
+
+def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:
+    """Of options of other libraries that nothing reads: with their own base class, both libraries
+    are in use, as while an app changes over."""
+    for option in options:
+        library, becomes = LEFT_OVER[option]
+        package = library.replace("-", "_")
+        if any(cls.__module__.partition(".")[0] == package for cls in type(task).__mro__):
+            continue
+        warn_once(
+            ("left over", name, option),
+            f"{name}: {option} is an option of {library}, and has no effect on a unique task: "
+            f"{becomes}. See 'From {library}' in docs/howto/migrate.md",
+        )
 
 
 def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature | None) -> None:

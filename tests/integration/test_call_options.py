@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, Task
 
 import celery_unique
-from celery_unique import DuplicateTask, UniqueKeyError, UniquePolicy, UniqueTask
+from celery_unique import (
+    DuplicateTask,
+    InvalidPolicy,
+    UniqueKeyError,
+    UniquePolicy,
+    UniqueTask,
+)
+from celery_unique import policy as policy_module
+from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.header import HEADER
 from tests.integration.apps import advance, flush, locks, make_app, messages, plain_app
 
@@ -417,3 +428,115 @@ def test_a_call_by_name_is_bound_by_the_expiry_that_it_is_sent_with(app: Celery)
 
     is_sent_with_it = messages(app)[0].headers["expires"] is not None
     assert (lease_of(app) < timedelta(minutes=11)) == is_sent_with_it
+
+
+# -- what is warned about --------------------------------------------------------------------
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    policy_module._warned.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UniquePolicyWarning)
+        yield caught
+    policy_module._warned.clear()
+
+
+def test_a_slip_in_the_name_of_an_option_is_refused_in_a_call(app: Celery) -> None:
+    task = task_of(app, unique=True)
+
+    with pytest.raises(InvalidPolicy, match=r"unqiue \(call\) .* Did you mean 'unique'\?"):
+        task.apply_async((7,), unqiue=False)
+
+    assert messages(app) == []
+
+
+#: Left over from another library, and what the warning says of it.
+LEFT_OVERS = [
+    ({"once": {"keys": ["shop_id"]}}, "celery-once", "becomes unique_on=['a']"),
+    ({"lock_expiry": 60}, "celery-singleton", "unique_for=N"),
+    ({"raise_on_duplicate": True}, "celery-singleton", "unique_on_conflict='reject'"),
+    ({"heimdall": {"unique": True}}, "celery-heimdall", "becomes unique=True"),
+]
+
+
+@pytest.mark.parametrize(("options", "library", "cure"), LEFT_OVERS)
+@pytest.mark.parametrize("where", ["task", "call"])
+def test_an_option_of_another_library_is_warned_about_once_for_a_unique_task(
+    app: Celery,
+    where: str,
+    options: dict[str, Any],
+    library: str,
+    cure: str,
+    warned: list[warnings.WarningMessage],
+) -> None:
+    [name] = options
+    task = task_of(app, unique=True, **(options if where == "task" else {}))
+
+    for number in range(2):
+        task.apply_async((number,), **(options if where == "call" else {}))
+
+    [message] = [str(each.message) for each in warned]
+    assert message.startswith(f"{NAME}: {name} is an option of {library}")
+    assert cure in message
+    assert f"'From {library}' in docs/howto/migrate.md" in message
+    page = (Path(__file__).parents[2] / "docs/howto/migrate.md").read_text(encoding="utf-8")
+    assert f"## From {library}" in page
+    assert any(line.startswith("|") and name in line for line in page.splitlines())
+
+
+@pytest.mark.parametrize("options", [options for options, _, _ in LEFT_OVERS])
+def test_an_option_of_another_library_stays_its_own_on_a_task_that_is_not_unique(
+    app: Celery, options: dict[str, Any], warned: list[warnings.WarningMessage]
+) -> None:
+    task = task_of(app, **options)
+    task.apply_async((7,), **options)
+
+    assert warned == []
+
+
+@pytest.mark.parametrize(("options", "library"), [each[:2] for each in LEFT_OVERS])
+def test_an_option_of_another_library_is_read_by_its_own_base_class(
+    app: Celery, options: dict[str, Any], library: str, warned: list[warnings.WarningMessage]
+) -> None:
+    """While both are live, the old options stay where they are."""
+    module = f"{library.replace('-', '_')}.tasks"
+    base = type("Base", (Task,), {"abstract": True, "__module__": module})
+    task = task_of(app, unique=True, base=base, **options)
+    task.apply_async((7,), **options)
+
+    assert warned == []
+
+
+@pytest.mark.parametrize(
+    "delay", [{"countdown": 61}, {"eta": datetime.now(UTC) + timedelta(days=9)}]
+)
+def test_a_window_that_is_shorter_than_the_countdown_of_a_call_is_warned_about(
+    app: Celery, delay: dict[str, Any], warned: list[warnings.WarningMessage]
+) -> None:
+    task = task_of(app, unique=True, unique_for=60, unique_states="window")
+    task.apply_async((7,), countdown=59)
+    assert warned == []
+
+    task.apply_async((8,), **delay)
+    task.apply_async((9,), **delay)
+
+    [message] = [str(each.message) for each in warned]
+    assert message.startswith(f"{NAME}: unique_for=PT1M is shorter than the countdown")
+
+
+def test_the_log_of_a_call_with_the_id_of_its_holder_says_what_to_do(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_of(app, unique=True)
+    task.apply_async((7,), task_id="mine")
+    assert task.apply_async((7,), task_id="other").deduplicated
+    assert "the id of this call" not in caplog.text
+
+    assert task.apply_async((7,), task_id="mine").deduplicated
+
+    [record] = [each for each in caplog.records if "the id of this call" in each.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "call it without task_id" in record.getMessage()
+    assert "unique release --task-id" in record.getMessage()

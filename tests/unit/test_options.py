@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -25,7 +26,7 @@ from celery_unique.options import (
     take_call_options,
 )
 from celery_unique.policy import UniquePolicy
-from celery_unique.states import STATES
+from celery_unique.states import LIVE, STATES
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -614,7 +615,7 @@ def test_a_mapping_of_a_call_is_warned_about_once_for_the_task(
 
     for minutes in range(1, 4):
         for below in layers.values():
-            below.for_call({"unique": {"period": f"PT{minutes}M"}})
+            below.for_call({"unique": {"period": f"PT{minutes}M", "states": list(LIVE)}})
 
     assert [str(each.message).partition(" ")[0] for each in warned] == [
         "shop.rebuild:",
@@ -628,3 +629,88 @@ def test_a_mapping_that_is_switched_off_is_not_warned_about(
     resolve([{"unique": False}, {"unique": {"on_conflict": "ignore"}}])
 
     assert warned == []
+
+
+# -- a window that says nothing of states ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"unique": True, "unique_for": 60}],
+        [{"unique_for": 60}, {"unique": True}],
+        [{"unique": True, "unique_for": 60, "unique_states": None}],
+        [{"unique": UniquePolicy(period=60)}],
+        [{"unique": {"keys": ["type", "args"], "period": "PT1M"}}],
+        [{"unique": UniquePolicy(period=60), "unique_for": 60}],
+    ],
+)
+def test_a_window_without_states_is_warned_about_once_for_the_task_with_both_meanings(
+    layers: list[dict[str, Any]], warned: list[warnings.WarningMessage]
+) -> None:
+    for _ in range(2):
+        PolicyLayers(layers, task="shop.digest").for_call({"unique_for": 90})
+
+    [warning] = warned
+    message = str(warning.message)
+    assert message.startswith("shop.digest: unique_for=PT1M is given without unique_states")
+    assert "add unique_states='window'" in message
+    assert "add unique_states='until_done'" in message
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"unique": True}],
+        [{"unique": False, "unique_for": 60}],
+        [{"unique": True, "unique_for": 60, "unique_states": "until_done"}],
+        [{"unique": True, "unique_for": 60, "unique_states": "window"}],
+        [{"unique": True, "unique_for": 60, "unique_states": ["active"]}],
+        [{"unique": True, "unique_for": 60}, {"unique_states": "until_done"}],
+        [{"unique": UniquePolicy(period=60, states="until_done")}],
+        [{"unique": pickle.loads(pickle.dumps(UniquePolicy(period=60, states="until_done")))}],
+        [{"unique": UniquePolicy.from_ojs({"keys": ["type"], "period": "PT1M", "states": LIVE})}],
+        [{"unique": {"keys": ["type"], "period": "PT1M", "states": list(LIVE)}}],
+    ],
+)
+def test_a_window_whose_states_are_said_is_not_warned_about(
+    layers: list[dict[str, Any]], warned: list[warnings.WarningMessage]
+) -> None:
+    layers_of_task = PolicyLayers(layers, task="shop.digest")
+    layers_of_task.for_call({})
+
+    assert [each for each in warned if "without unique_states" in str(each.message)] == []
+
+
+def test_the_states_of_the_app_say_what_a_window_is_for(
+    warned: list[warnings.WarningMessage],
+) -> None:
+    said = {"unique_for": 60, "unique_states": "until_done"}
+    PolicyLayers([{"unique": True}], defaults=said, task="shop.digest")
+    assert warned == []
+
+    PolicyLayers([{"unique": True}], defaults={"unique_for": 60}, task="shop.digest")
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("unqiue", "unique"), ("uinque", "unique"), ("unqiue_for", "unique_for")],
+)
+def test_a_slip_at_the_beginning_of_a_calls_option_is_refused(option: str, meant: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"{option} \(call\).* Did you mean '{meant}'\?"):
+        take_call_options({option: False})
+
+
+@pytest.mark.parametrize("name", ["unit", "user_id", "union", "until", "id", "identity", "timeout"])
+def test_an_option_of_somebody_elses_is_left_in_a_call(name: str) -> None:
+    options = {name: "x", "queue": "slow"}
+
+    assert take_call_options(options) == {}
+    assert options == {name: "x", "queue": "slow"}
+
+
+def test_a_stamp_may_have_any_name() -> None:
+    options = {"unite": "x", "stamped_headers": ["unite"]}
+
+    assert take_call_options(options) == {}
