@@ -14,7 +14,7 @@ from celery_unique.stores.diagnosis import Level
 
 from . import FOUND_NOTHING, NO_ANSWER
 from .options import GENERIC, json_option, program
-from .screen import Screen, printable
+from .screen import Command, Screen, printable
 
 #: --fail-on -> the levels of a finding that count.
 FAIL_ON: dict[str, tuple[Level, ...]] = {
@@ -84,8 +84,12 @@ def _show(screen: Screen, report: Report, called: str) -> None:
         screen.words(printable(finding.message), first=f"{level}  ", indent=" " * 9)
         if finding.cure:
             arrow = f"{' ' * 9}{screen.styled('->', bold=True)} "
-            cure = finding.cure.replace(GENERIC, called)
-            screen.words(printable(cure), first=arrow, indent=" " * 12)
+            # A command stands at the end of a cure.
+            text, command, options = finding.cure.partition(GENERIC)
+            screen.words(printable(text.rstrip()), first=arrow, indent=" " * 12)
+            if command:
+                line = Command(printable(f"{called}{options}"))
+                screen.words(line, first=" " * 12)
     screen.line()
     screen.line(_summary(report))
 

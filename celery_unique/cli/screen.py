@@ -50,6 +50,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
+class Command(str):
+    """Text to be copied into a shell: never broken, however narrow the terminal is."""
+
+    __slots__ = ()
+
+
 class Screen:
     """Where one command writes. ``colours`` counts on a terminal only: click sees to it."""
 
@@ -97,6 +103,9 @@ class Screen:
         err: bool = False,
     ) -> None:
         """Printable text, broken between words on a terminal; ``first`` stands before it."""
+        if isinstance(text, Command):
+            self.line(first + text, err=err)
+            return
         width = max(self.width() - len(indent), 20)
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         for n, line in enumerate(lines or [""]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from celery_unique.operations.explaining import (
     freed_by,
     mark_meaning,
     meaning,
+    running_processes,
 )
 from celery_unique.operations.selecting import HeldLock, find
 from celery_unique.runtime import Runtime
@@ -33,7 +34,7 @@ from .options import (
     what_of,
     what_options,
 )
-from .screen import Screen, age, moment, printable
+from .screen import Command, Screen, age, moment, printable
 
 #: A shortened key of few digits may mean many.
 MOST = 20
@@ -91,10 +92,11 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
     for explanation in _explanations(command.runtime, what, given):
         found = True
         held |= any(lock.state != "released" for lock in explanation.locks)
+        processes = running_processes(command.runtime, explanation.locks)
         if as_json:
-            command.screen.json(_document(explanation))
+            command.screen.json(_document(explanation, processes))
         else:
-            _explain(command.screen, explanation, program(ctx))
+            _explain(command.screen, explanation, program(ctx), processes)
     if found and not held:
         ctx.exit(FOUND_NOTHING)
     _exit(ctx, command, found, what)
@@ -128,7 +130,9 @@ def _explanations(
 # -- for people --------------------------------------------------------------------------
 
 
-def _explain(screen: Screen, explanation: Explanation, called: str) -> None:
+def _explain(
+    screen: Screen, explanation: Explanation, called: str, processes: Mapping[str, int]
+) -> None:
     made_from = explanation.made_from
     screen.facts(
         [
@@ -149,11 +153,11 @@ def _explain(screen: Screen, explanation: Explanation, called: str) -> None:
         screen.line()
         screen.line(screen.styled("The key is free.", "ok", bold=True))
     for lock in explanation.locks:
-        _explain_lock(screen, lock, called)
+        _explain_lock(screen, lock, called, processes.get(lock.task_id))
     _show_marks(screen, explanation)
 
 
-def _explain_lock(screen: Screen, lock: HeldLock, called: str) -> None:
+def _explain_lock(screen: Screen, lock: HeldLock, called: str, process: int | None) -> None:
     entry, now = lock.entry, lock.now
     screen.line()
     screen.line(screen.styled(f"Task {printable(lock.task_id)}", lock.state, bold=True))
@@ -166,7 +170,7 @@ def _explain_lock(screen: Screen, lock: HeldLock, called: str) -> None:
             ("state", f"{lock.state}: {meaning(lock)}"),
             ("called", f"{age(lock.age_ms)} ago, at {_when(entry.created_at)}"),
             ("ETA", _ahead(entry.eta, now)),
-            ("run by", _runner(lock)),
+            ("run by", _runner(lock, process)),
             ("absorbed", f"{entry.duplicates} {calls}{last}"),
             ("lease ends", _ahead(entry.lease, now)),
             ("freed by", f"{ways[0]}"),
@@ -180,14 +184,17 @@ def _by_hand(lock: HeldLock, called: str) -> str:
     """The command, which does not stop the task: the way for one that is known to be gone."""
     if lock.state == "released":
         return ""
-    return f"{printable(called)} release --key {lock.key}"
+    return Command(f"{printable(called)} release --key {lock.key}")
 
 
-def _runner(lock: HeldLock) -> str:
+def _runner(lock: HeldLock, process: int | None) -> str:
     if not lock.entry.delivery:
-        return "" if lock.entry.terminal else "nobody yet"
-    process = lock.entry.delivery.rsplit("/", 3)[1:2]
-    where = f", process {process[0]}" if process else ""
+        return "" if lock.entry.terminal else "no worker yet"
+    [main] = lock.entry.delivery.rsplit("/", 3)[1:2] or [""]
+    where = f", main process {main}" if main else ""
+    if process is not None:
+        of = f" of main process {main}" if main and main != str(process) else ""
+        where = f", process {process}{of}"
     alive = _ahead(lock.entry.delivery_lease, lock.now)
     return f"{printable(lock.worker)}{printable(where)}; delivery lease ends {alive}"
 
@@ -243,7 +250,10 @@ def _ahead(milliseconds: int, now: int) -> str:
 # -- for programs ------------------------------------------------------------------------
 
 
-def _document(explanation: Explanation) -> dict[str, Any]:
+def _document(
+    explanation: Explanation, processes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """``processes``, where they were asked for: task id -> the process that runs it."""
     verdict = explanation.verdict
     return {
         "key": explanation.key,
@@ -253,7 +263,12 @@ def _document(explanation: Explanation) -> dict[str, Any]:
         if verdict is None
         else {"outcome": verdict.outcome, "task_id": verdict.task_id, "text": verdict.text},
         "tasks": [
-            {**lock.as_document(), "meaning": meaning(lock), "freed_by": freed_by(lock)}
+            {
+                **lock.as_document(),
+                **({} if processes is None else {"process": processes.get(lock.task_id)}),
+                "meaning": meaning(lock),
+                "freed_by": freed_by(lock),
+            }
             for lock in explanation.locks
         ],
         "marks": [

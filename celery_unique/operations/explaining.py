@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from celery_unique.stores.base import Acquired, Claim
 from celery_unique.stores.record import Mark, Record, letters
 
 from .selecting import HeldLock, locks_of
+from .workers import process_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,21 @@ def _verdict(acquired: Acquired, record: Record, claim: Claim) -> Verdict:
         text = "is published: no task of this key is in one of its states and within its window"
         return Verdict("created", None, text)
     return Verdict("created", None, "is published: its key is free")
+
+
+def running_processes(runtime: Runtime, locks: Iterable[HeldLock]) -> dict[str, int]:
+    """Task id -> the process that runs it, as far as the workers tell within a second.
+
+    A delivery is named after the worker's main process; which one of its pool has taken the task
+    is known to that worker alone.
+    """
+    found: dict[str, int] = {}
+    for lock in locks:
+        if lock.state == "active" and lock.entry.delivery_lease > lock.now:
+            process = process_of(runtime.app, lock.worker, lock.task_id)
+            if process is not None:
+                found[lock.task_id] = process
+    return found
 
 
 # -- in words ----------------------------------------------------------------------------

@@ -111,6 +111,21 @@ def store_marks_of_workers(
     return {name: reply.get("store_marks") or [] for name, reply in replies.items() if reply}
 
 
+def process_of(app: Any, name: str, task_id: str, timeout_s: float = 1.0) -> int | None:
+    """The process of that worker which runs the task; None where it does not tell."""
+    arguments = {"limit": 1, "task_ids": [task_id]}
+    try:
+        if check_broker(app):
+            return None
+        with broker_errors():
+            replies = dict(_broadcast(app, "unique_held", timeout_s, [name], arguments))
+    except BrokerUnavailable:
+        return None
+    held = (replies.get(name) or {}).get("held") or [{}]
+    process: int | None = held[0].get("process")
+    return process
+
+
 def held_by_workers(
     app: Any, names: Sequence[str], task_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> tuple[set[str], list[str]]:

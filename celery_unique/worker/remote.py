@@ -103,6 +103,7 @@ def _one(runtime: Runtime, request: Any) -> dict[str, Any]:
         "task": request.name,
         "state": "started" if started else "held",
         "delivery": lock.delivery,
+        "process": request.worker_pid,  # None until one of the pool has taken it
         "lease_s": (leases.run_ms if early else leases.queue_ms) / 1000,
         "delivery_lease_s": leases.run_ms / 1000 if started else None,
         "alive_s_ago": round(time.monotonic() - request.unique_alive_at, 1) if started else None,

@@ -177,7 +177,7 @@ def test_why_a_call_was_dropped(shop: Celery, run: Run) -> None:
     assert "available: published, and waits for a worker" in ran.out
     assert re.search(r"called +10m", ran.out)
     assert re.search(r"absorbed +2 calls, the last 10m", ran.out)
-    assert re.search(r"run by +nobody yet", ran.out)
+    assert re.search(r"run by +no worker yet", ran.out)
     assert "revoking it" in ran.out
     assert f"unique release --key {first.unique_key}" in ran.out
 
