@@ -113,7 +113,7 @@ services: ## Install the servers that make test and make bench start, where they
 
 .PRECIOUS: .cache/celery-%/.installed
 .cache/celery-%/.installed: pyproject.toml scripts/make-venv
-	@PYTHON="$(PYTHON)" scripts/make-venv .cache/celery-$* -e '.[test]' 'celery==$*'
+	@PYTHON="$(PYTHON)" scripts/make-venv .cache/celery-$* -e '.[test]' 'celery==$*' 'celery-batches>=0.10'
 	@touch $@
 
 .cache/django-newest/.installed: pyproject.toml scripts/make-venv

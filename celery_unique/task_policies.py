@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from celery import Task
+
 from .exceptions import InvalidPolicy
 from .key_templates import misfit
 from .messages import suggestion
@@ -42,6 +44,7 @@ class _Known:
     defaults: Mapping[str, Any]
     layers: PolicyLayers
     signature: inspect.Signature | None
+    unguarded: InvalidPolicy | None
 
 
 class TaskPolicies:
@@ -61,6 +64,8 @@ class TaskPolicies:
             policy = known.layers.for_call(call_options)
         except InvalidPolicy as error:
             raise _of_task(name, error) from None
+        if policy is not None and known.unguarded is not None:
+            raise known.unguarded.with_traceback(None)
         if policy is not None and call_options:
             check_policy(name, policy, known.signature)
         return policy, known.signature
@@ -70,7 +75,8 @@ class TaskPolicies:
         signature = signature_of(task) if task is not None else None
         if layers.policy is not None:
             check_policy(name, layers.policy, signature)
-        self._known[name] = known = _Known(task, defaults, layers, signature)
+        unguarded = _unguarded(name, type(task))
+        self._known[name] = known = _Known(task, defaults, layers, signature, unguarded)
         return known
 
 
@@ -205,6 +211,8 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
         return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
 
     policy = _layers(name, said).policy
+    if (own.get("unique") or getattr(base, "unique", None)) and (error := _unguarded(name, base)):
+        raise error
     if policy is not None and (policy.argument_names or callable(policy.key)):
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
@@ -235,9 +243,36 @@ def leave_alone(task: Any) -> None:
 def _check_made(task: Any, layers: PolicyLayers) -> None:
     if layers.policy is not None:
         check_policy(task.name, layers.policy, signature_of(task))
+        _check_strategy(task)
         given = {name: getattr(task, name, None) for name in LEFT_OVER}
         left = [option for option, value in given.items() if value is not None]
         warn_of_left_over(task.name, task, left)
+
+
+def _check_strategy(task: Any) -> None:
+    error = _unguarded(task.name, type(task))
+    if error is not None:
+        raise error
+    if task.Strategy != Task.Strategy:
+        warn_once(
+            ("strategy", task.name),
+            f"{task.name} has a Strategy of its own. If that does not end in Celery's "
+            "(celery.worker.strategy.default), its messages do not pass this library, and nothing "
+            "releases its keys",
+        )
+
+
+def _unguarded(name: str, cls: type) -> InvalidPolicy | None:
+    """Why no task of this class can be unique: celery-batches, or a copy of it, puts messages aside
+    and runs them in one, of which Celery sees neither start nor end."""
+    if getattr(cls, "Strategy", None) in (None, Task.Strategy) or not hasattr(cls, "flush_every"):
+        return None
+    return InvalidPolicy(
+        f"{name}: its messages are collected and run together (Batches), so that nothing sees the "
+        "end of one of them, and its key would stay taken. Make the task unique that adds to the "
+        "batch, or call this one without it: unique=False",
+        field="unique",
+    )
 
 
 def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:

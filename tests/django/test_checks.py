@@ -95,6 +95,19 @@ def test_an_unknown_setting_is_a_warning_with_the_nearest() -> None:
 
 
 @inside_django
+def test_a_setting_without_its_prefix_is_a_warning() -> None:
+    for name in ("UNIQUE_STORE_URL", "UNIQUE_STOR_URL", "UNIQUE_DEFAULT_FOR"):
+        [(number, message, hint)] = found(**{name: "redis://localhost/3"})
+
+        right = name.replace("STOR_", "STORE_")
+        assert (number, hint) == ("W005", f"Write CELERY_{right}.")
+        assert message.startswith(f"{name} has no effect")
+
+    assert found(UNIQUE_VISITORS=7) == []  # of another app
+    assert found(UNIQUE_TOGETHER_POLICY="x") == []
+
+
+@inside_django
 def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process() -> None:
     memory = {"CELERY_UNIQUE_STORE_URL": "memory://"}
 

@@ -31,7 +31,12 @@ def check_project(**_: Any) -> list[CheckMessage]:
     except ConfigurationError as error:
         what, _dot, cure = str(error).partition(". ")
         return [Warning(f"{what}.", hint=cure, id="celery_unique.W003")]
-    return [*_check_names(), *_check_that_they_are_read(app), *_check_values(app)]
+    return [
+        *_check_names(),
+        *_check_prefix(app),
+        *_check_that_they_are_read(app),
+        *_check_values(app),
+    ]
 
 
 def _given() -> dict[str, Any]:
@@ -48,6 +53,21 @@ def _check_names() -> Iterator[CheckMessage]:
                 f"{name} is not a setting of celery_unique: nothing reads it.",
                 hint=hint or "The settings reference of celery_unique lists them all.",
                 id="celery_unique.W001",
+            )
+
+
+def _check_prefix(app: Any) -> Iterator[CheckMessage]:
+    """Names without ``CELERY_``. One that resembles none of ours is another app's."""
+    for name in dir(settings):
+        if not name.startswith("UNIQUE_"):
+            continue
+        near = nearest(name.lower(), _NAMES)
+        if near is not None and app.conf.get(near) != getattr(settings, name):
+            yield Warning(
+                f"{name} has no effect: Celery reads settings of celery_unique with the prefix "
+                "CELERY_ alone.",
+                hint=f"Write {_spelled(near)}.",
+                id="celery_unique.W005",
             )
 
 
