@@ -388,6 +388,8 @@ WITH_SQLALCHEMY = {
     "django-db://default": ("", ""),
     "django-db://large": ("psycopg", DJANGO_SQL),
 }
+#: hiredis is faster, and not needed.
+WITH_REDIS = {"redis://localhost/0": ("", ""), "django-cache://own": ("", "")}
 
 
 def probe(where: Environment, cwd: Path, places: list[str]) -> dict[str, tuple[str, str]]:
@@ -433,6 +435,7 @@ def test_a_missing_package_is_a_configuration_error_whose_command_brings_it(
         ([], BARE),
         (["Django>=5.2"], WITH_DJANGO),
         (["SQLAlchemy>=2.0,<2.2"], WITH_SQLALCHEMY),
+        (["redis>=5.3,<9"], WITH_REDIS),
     ):
         if also:
             where.install(*also)

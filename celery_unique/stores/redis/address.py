@@ -18,7 +18,14 @@ from celery_unique.exceptions import ConfigurationError, conceal_passwords
 from .url_options import LEFT_OUT, check_values, read_query, wrong_url
 
 #: In the options of a broker there are also those that are for sentinels alone.
-NOT_OURS = LEFT_OUT | {"master_name", "sentinel_kwargs", "min_other_sentinels"}
+NOT_OURS = LEFT_OUT | {
+    *("master_name", "sentinel_kwargs", "min_other_sentinels"),
+    # What a pool of redis-py's gives its connections: they would report to that pool, and refuse
+    # the parser that there is without hiredis.
+    *("maint_notifications_pool_handler", "maint_notifications_config", "himport_registry"),
+    *("oss_cluster_maint_notifications_handler", "event_dispatcher"),
+    *("orig_host_address", "orig_socket_timeout", "orig_socket_connect_timeout"),
+}
 
 #: One of redis-py's connections: their methods are not typed.
 Connection = Any
