@@ -79,6 +79,15 @@ def _replacement(meta: Any) -> str:
     return replacement_in(str(meta.get("result"))) if meta["status"] == states.REVOKED else ""
 
 
+def has_ended(app: Any, call: FollowerCall) -> bool | None:
+    """Whether a follower has its result; None where no result tells."""
+    backend, task = _backend_of(app, call.name), app._tasks.get(call.name)
+    if backend.as_uri() in _UNREADABLE or _is_ignored(task, call.request()):
+        return None
+    meta = _stored(backend, call.task_id)
+    return meta is not None and not _replacement(meta)
+
+
 def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
     """End the follower with this outcome, or what is left to do of that if it has ended.
 

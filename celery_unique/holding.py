@@ -131,19 +131,17 @@ class Holding:
 
         Raises StoreUnavailable: then the message must not be acknowledged.
         """
-        claim = Claim(
-            header.task_id,
-            task_name,
-            states="",
-            grace_ms=0,
-            keep=header.keep,
-            keep_ms=header.window_ms,
-            arguments=header.arguments,
-            join=message,
-        )
+        claim = _to_follow(header, task_name, message)
         return self._gate_breakers.of(header.key).run(
             lambda: self._gate_store.follow(header.key, claim, holder_id)
         )
+
+    def follow_again(
+        self, header: LockHeader, task_name: str, message: str, holder_id: str
+    ) -> bool:
+        """Attach a follower that the store has lost. False: it is a task of its key."""
+        claim = _to_follow(header, task_name, message)
+        return self.store.follow(header.key, claim, holder_id)
 
     def _compare_stores(self, header: LockHeader, task_name: str, *, found: bool) -> None:
         """A caller with another store or namespace takes locks that this worker never sees.
@@ -398,3 +396,16 @@ class Holding:
 
     def lost(self, header: LockHeader, task_name: str, reason: str) -> None:
         reports.lost(self.app, task_name, header.task_id, header.key, reason)
+
+
+def _to_follow(header: LockHeader, task_name: str, message: str) -> Claim:
+    return Claim(
+        header.task_id,
+        task_name,
+        states="",
+        grace_ms=0,
+        keep=header.keep,
+        keep_ms=header.window_ms,
+        arguments=header.arguments,
+        join=message,
+    )

@@ -94,6 +94,12 @@ def follows_replacement(task_name: str, task_id: str, by: str) -> None:
     )
 
 
+def follower_lost(app: Any, task_name: str, task_id: str, key: str, holder_id: str) -> None:
+    """A worker has a copy of its call: it is not lost with what the store knew of it."""
+    reason = f"the lock store has lost that it follows task {holder_id}; it is attached again"
+    lost(app, task_name, task_id, key, reason)
+
+
 def promoted(task_name: str, task_id: str, holder_id: str) -> None:
     logger.warning(
         "%s[%s] is published now: task %s, whose outcome it was to get, died or was dropped",

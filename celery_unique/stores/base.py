@@ -249,8 +249,9 @@ class LockStore(Protocol):
     def start(self, key: str, start: Start) -> Started:
         """The gate: may this delivery run its body now?"""
 
-    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
-        """Extend leases, never create. False: that task is no longer this delivery's.
+    def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
+        """Extend leases, never create. 0: that task is no longer this delivery's; else one more
+        than follow it.
 
         Where only some could not be answered, the reply has the error in their place.
         """

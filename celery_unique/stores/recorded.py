@@ -59,10 +59,10 @@ class RecordedStore(ABC):
     def start(self, key: str, start: Start) -> Started:
         return self._act(key, lambda record, us: acts.start(record, start, us))
 
-    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
+    def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
         return [self._renew_one(one) for one in held]
 
-    def _renew_one(self, held: Held) -> bool:
+    def _renew_one(self, held: Held) -> int:
         return self._act(held.key, lambda record, us: acts.renew(record, held, us // 1000))
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:

@@ -25,6 +25,8 @@ from celery_unique.runtime import Runtime
 from celery_unique.stores.base import Held
 from celery_unique.stores.record import STATE_OF
 
+from .remembering import KnownFollowers
+
 logger = logging.getLogger("celery_unique")
 
 #: A request whose message is here, and what the store is asked for it.
@@ -37,6 +39,8 @@ BATCH = 100
 #: Stores that do not expire by themselves are swept by workers now and then.
 SWEEP_EVERY_S = 60.0
 SWEEP_BATCH = 500
+#: How long a stopping worker waits for its last look at followers.
+LAST_LOOK_S = 5.0
 #: Leases wait while a worker sweeps.
 SWEEP_AT_MOST_S = 1.0
 
@@ -50,6 +54,7 @@ class Renewer:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
+        self._known_followers = KnownFollowers(runtime)
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -60,6 +65,8 @@ class Renewer:
     def stop(self) -> None:
         self._stop.set()
         self._wake.set()
+        if self._thread is not None:
+            self._thread.join(LAST_LOOK_S)
 
     def hurry(self) -> None:
         """The worker begins to stop: what its pool is just taking must be told before it ends.
@@ -73,13 +80,14 @@ class Renewer:
             self._wake.wait(self._pause_s())
             self._wake.clear()
             if self._stop.is_set():
-                return
+                break
             try:
                 try:
                     renewed = self.renew_once()
                 finally:
                     self._renew_forgotten()
                 self._look_at_ends()
+                self._known_followers.look(self._held_deliveries())
                 self._maybe_sweep()
                 health.round_ended(renewed)
             except StoreUnavailable as error:
@@ -90,6 +98,17 @@ class Renewer:
                 health.round_failed(error)
                 # One bad round must not end the renewals: every lock here would lapse.
                 logger.exception("renewing leases failed; it is tried again")
+
+        self._look_a_last_time()
+
+    def _look_a_last_time(self) -> None:
+        """The pool is gone: what the store has lost of its tasks' followers nobody else knows."""
+        try:
+            self._known_followers.look(())
+        except StoreUnavailable as error:
+            reports.store_error(self._runtime.app, "followers", error, "", "", "")
+        except Exception:
+            logger.exception("looking after followers failed; it is tried again")
 
     def _pause_s(self) -> float:
         return self._runtime.holding.leases.run_ms / 1000 / RENEWALS_PER_LEASE
@@ -143,7 +162,12 @@ class Renewer:
         for (request, held), still_ours in zip(pairs, replies, strict=True):
             if isinstance(still_ours, StoreUnavailable):
                 problem = problem or still_ours
-            elif held.delivery and still_ours:
+                continue
+            if still_ours:
+                self._known_followers.see(request.unique_lock, still_ours - 1)
+            else:
+                self._known_followers.lost(request.unique_lock)
+            if held.delivery and still_ours:
                 request.unique_alive_at = asked_at
             elif held.delivery:
                 self._is_over(request, asked_at)
@@ -179,9 +203,12 @@ class Renewer:
             holding.store.renew(forgotten)
 
     def _look_at_ends(self) -> None:
-        locks = [getattr(request, "unique_lock", None) for request in held_requests(self._worker)]
         holding = self._runtime.holding
-        holding.ends.look(holding, {lock.delivery for lock in locks if lock is not None})
+        holding.ends.look(holding, self._held_deliveries())
+
+    def _held_deliveries(self) -> set[str]:
+        locks = [getattr(request, "unique_lock", None) for request in held_requests(self._worker)]
+        return {lock.delivery for lock in locks if lock is not None}
 
     def _catch_up(self, request: Any) -> None:
         """It started while the store was away: from here on it is as any other."""

@@ -92,6 +92,11 @@ def is_followed(record: Record, task_id: str) -> bool:
     return record.following is not None and bool(record.following.groups_of(task_id))
 
 
+def number_of_followers(record: Record, task_id: str) -> int:
+    groups = record.following.groups.values() if record.following is not None else ()
+    return sum(group.count for group in groups if group.holder == task_id)
+
+
 def complete_follower(record: Record, follower_id: str, now: int) -> None:
     record.purge(now)
     if record.following is not None and follower_id in record.followers:

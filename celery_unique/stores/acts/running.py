@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_unique.stores.base import Finish, Finished, Held, Start, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
 
-from .following import is_followed, look_after, stop_following
+from .following import is_followed, look_after, number_of_followers, stop_following
 from .limbo import bring_back, finalise, in_limbo
 
 
@@ -70,19 +70,19 @@ def _from_header(start: Start, now: int) -> TaskEntry:
     )
 
 
-def renew(record: Record, held: Held, now: int) -> bool:
+def renew(record: Record, held: Held, now: int) -> int:
     record.purge(now)
     task = record.tasks.get(held.task_id)
     if held.delivery:
         if task is None or task.delivery != held.delivery:
-            return False
+            return 0
         if task.terminal and not task.ending:
-            return False
+            return 0
         task.lease = max(task.lease, now + held.lease_ms)
         task.delivery_lease = max(task.delivery_lease, now + held.run_lease_ms)
         if held.copies:
             task.flag("m")
-        return True
+        return 1 + number_of_followers(record, held.task_id)
     mark = record.marks.get(held.task_id)
     if mark is not None:  # beside a kept task too: this message must still meet it
         mark.until = max(mark.until, now + held.lease_ms)
@@ -95,7 +95,9 @@ def renew(record: Record, held: Held, now: int) -> bool:
             finalise(record, held.task_id, now + held.lease_ms)
             stop_following(record, held.task_id)
             look_after(record, now)
-    return task is not None or mark is not None
+    if task is None and mark is None:
+        return 0
+    return 1 + number_of_followers(record, held.task_id)
 
 
 def retry(

@@ -4,11 +4,18 @@
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
 --          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs,
 --          7 the delivery as which a message that is only held starts
--- Returns  1 extended, 0 lost: absent, or another delivery's
+-- Returns  0 lost: absent, or another delivery's; else extended: one more than follow it
 local id, delivery = ARGV[2], ARGV[3]
 local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local task, mark = record["t:" .. id], record["m:" .. id]
+local function followers()
+  local count = 0
+  for _, group in pairs(following and following.g or {}) do
+    if group[1] == id then count = count + group[2] end
+  end
+  return count
+end
 local over = task and task[STATE]:find("[cdx]")
 if delivery ~= "" then
   if not task or task[DELIVERY] ~= delivery then return 0 end
@@ -17,7 +24,7 @@ if delivery ~= "" then
   task[DELIVERY_LEASE] = math.max(task[DELIVERY_LEASE], now + run_lease)
   if ARGV[6] == "1" and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
   write("t:" .. id, task)
-  return 1
+  return 1 + followers()
 end
 if mark then  -- beside a kept task too: this message must still meet it
   mark[2] = math.max(mark[2], now + lease)
@@ -35,4 +42,4 @@ if task and not over and not has_started then
     look_after()
   end
 end
-return (task or mark) and 1 or 0
+return (task or mark) and 1 + followers() or 0

@@ -169,7 +169,7 @@ def _eviction(info: dict[str, str]) -> Iterator[Finding]:
         "error" if limit else "warning",
         f"the server may evict locks (maxmemory-policy is {policy}, maxmemory "
         f"{limit or 'without a limit so far'}){happened}: an evicted lock is a key that is "
-        "free while its task runs",
+        "free while its task runs, and calls of a canvas that follow its task can be lost with it",
         "set maxmemory-policy to noeviction, or give the locks a Redis of their own "
         "(unique_store_url)",
     )
@@ -183,7 +183,7 @@ def _persistence(info: dict[str, str], snapshots: bool | None) -> Iterator[Findi
             "persistence",
             "note",
             "the server writes snapshots only: after a crash, locks taken since the last one "
-            "are gone",
+            "are gone, and so can be calls of a canvas that follow a task",
             "switch the append-only file on (appendonly yes)",
         )
         return
@@ -191,6 +191,6 @@ def _persistence(info: dict[str, str], snapshots: bool | None) -> Iterator[Findi
         "persistence",
         "warning",
         "the server writes nothing to disk: after a restart every key is free, while tasks "
-        "wait and run",
+        "wait and run, and calls of a canvas that follow such a task can be lost",
         "switch the append-only file on (appendonly yes)",
     )

@@ -172,7 +172,7 @@ class RedisStore(RedisFollowing):
         mark, by = (fact.decode() for fact in facts or (b"", b""))
         return Started(verdict.decode(), mark=mark, by=by)
 
-    def renew(self, held: Sequence[Held]) -> list[bool | StoreUnavailable]:
+    def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
         commands = [
             self._command(
                 scripts.RENEW,
@@ -187,7 +187,7 @@ class RedisStore(RedisFollowing):
             for one in held
         ]
         replies = self._run_all(scripts.RENEW, commands)
-        return [reply if isinstance(reply, StoreUnavailable) else bool(reply) for reply in replies]
+        return [reply if isinstance(reply, StoreUnavailable) else int(reply) for reply in replies]
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
         # Not one way: the message of the retry is out, and whoever gets it would have to wait.

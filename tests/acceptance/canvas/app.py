@@ -29,10 +29,11 @@ def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> C
     if backend == "django-db":
         set_up_django(Path(settings.pop("django_database")))
     transport = {"max_connections": 200, **settings.pop("broker_transport_options", {})}
+    store_url = settings.pop("unique_store_url", redis_url)
     app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(
         {**PATIENT, **settings},
-        unique_store_url=redis_url,
+        unique_store_url=store_url,
         broker_connection_retry_on_startup=True,
         result_extended=True,
         result_expires=600,

@@ -180,6 +180,15 @@ class JoiningContract:
 
         assert (reply.outcome, store.followers(key)) == ("created", [])
 
+    def test_a_renewal_tells_how_many_follow_the_task(self, store: LockStore, key: str) -> None:
+        run(store, key, "h")
+        before = store.renew([running(key, "h")])
+        joined(store, key, "f", "g")
+
+        after = store.renew([running(key, "h"), running(key, "h", "another")])
+
+        assert (before, after) == ([1], [3, 0])
+
     def test_joining_is_counted_as_a_duplicate(self, store: LockStore, key: str) -> None:
         publish(store, key, "h")
 
