@@ -20,7 +20,7 @@ from kombu.exceptions import KombuError
 from celery_unique.publish import queue_of
 from celery_unique.runtime import Runtime
 
-from .selecting import HeldLock
+from .selecting import HeldLock, StoreClock, locks_of
 from .workers import BrokerUnavailable, Workers
 
 #: Messages that are looked through at most, on Redis.
@@ -232,7 +232,8 @@ def _not_in_rabbitmq(
         if not unless and _may_be_delayed(lock):
             unless = delayed
         unless = unless or next((queue.unless for queue in own if queue.unless), "")
-        places[lock.task_id] = NotInQueue(unless or _held_unseen(runtime, lock))
+        unless = unless or _held_unseen(runtime, lock) or _stopping(runtime, workers)
+        places[lock.task_id] = NotInQueue(unless)
     return places
 
 
@@ -311,6 +312,26 @@ def _passively(connection: Any, name: str) -> _Queue:
                 return _Queue()
             return _Queue(unless=f"queue {name} cannot be looked into: {error}")
         return _Queue(told.message_count, told.consumer_count)
+
+
+def _stopping(runtime: Runtime, workers: Workers) -> str:
+    """A worker that is stopping waits for the tasks that it runs, whose locks name it. Up to
+    Celery 5.6 it forgets what else it has fetched, and no longer renews those leases."""
+    if workers.running_unseen is None:  # once: this walks over all locks
+        clock = StoreClock(runtime)
+        running = {
+            lock.worker
+            for key, record in runtime.store.walk()
+            for lock in locks_of(key, record, clock.now())
+            if lock.state == "active" and lock.entry.delivery_lease > lock.now
+        }
+        workers.running_unseen = sorted(running - workers.told.keys())
+    if not workers.running_unseen:
+        return ""
+    return (
+        f"these workers run tasks and did not answer: {', '.join(workers.running_unseen)}. One "
+        "that is stopping may hold it unseen"
+    )
 
 
 def _held_unseen(runtime: Runtime, lock: HeldLock) -> str:

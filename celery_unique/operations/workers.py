@@ -36,6 +36,8 @@ class Workers:
     silent: list[str] = field(default_factory=list)
     #: Why no worker can be asked, and so none is named here; empty: they were asked.
     unasked: str = ""
+    #: Those that run a unique task, by its record, and did not answer; None: not looked for yet.
+    running_unseen: list[str] | None = None
     #: The time of this machine when each answered, in milliseconds.
     answered_at_ms: dict[str, float] = field(default_factory=dict)
 

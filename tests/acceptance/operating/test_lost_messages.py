@@ -83,6 +83,7 @@ def test_messages_in_any_queue_are_not_lost_and_purged_ones_are(redis_desk: Desk
     assert all(is_held(desk, result) for result in kept)
 
 
+@pytest.mark.versions
 def test_nothing_is_released_while_a_busy_worker_does_not_answer(redis_desk: Desk) -> None:
     """The worker of another queue answers; that of the solo pool runs a task and cannot."""
     desk = redis_desk
