@@ -107,6 +107,12 @@ def _from_url(url: str) -> dict[str, Any]:
 
 
 def _check(scheme: str, parts: SplitResult) -> None:
+    # What follows a special character in a password is not part of the credentials for urlsplit,
+    # but would be taken for a port, a path or an option, and shown as such.
+    name = parts.query.partition("=")[0]
+    outside = "@" in name or ("@" in parts.path and "@" not in parts.netloc and parts.netloc)
+    if parts.fragment or outside:
+        raise wrong_url("special characters in the user or password must be percent-encoded")
     database = unquote(parts.path).strip("/")
     # redis-py would take database 0 for a word. It is not shown: after an unquoted "/" in the
     # password it is the rest of that.

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 from celery_unique.exceptions import ConfigurationError
 
 from .address import Address, address_of
-from .url_options import IN_A_URL, LEFT_OUT, flag, unknown_option
+from .url_options import IN_A_URL, LEFT_OUT, flag, unknown_option, wrong_url
 
 SENTINEL_PORT = 26379
 
@@ -129,6 +129,10 @@ def _parts(url: str) -> _Parts:
         part, _, its_query = part.partition("?")
         authority, slash, its_path = part.partition("/")
         its_user, at, its_hosts = authority.rpartition("@")
+        no_host = its_hosts.startswith(":") and ";" in url
+        if no_host or "#" in part or "@" in its_query.partition("=")[0]:
+            # Part of a password, that would be taken for a port or an option, and shown.
+            raise wrong_url("special characters in the user or password must be percent-encoded")
         hosts += [host for host in its_hosts.split(",") if host]
         user = user or its_user + at
         path = path or slash + its_path

@@ -60,7 +60,7 @@ def read_query(parts: SplitResult) -> dict[str, bool]:
 
 
 def unknown_option(name: str, query: str, more: tuple[str, ...] = ()) -> ConfigurationError:
-    if "@" in query:  # it may be the rest of a password with a "?" in it
+    if "@" in query or "password" in query:  # it may be the rest of one, after a "?" or "&"
         return wrong_url("there is an unknown option after the ?")
     known = (*more, *IN_A_URL)
     return wrong_url(

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.messages import install_command, one_of, shown, suggestion
 
-from .url_check import SETTING, check_names, check_place, wrong
+from .url_check import SETTING, check_credentials, check_names, check_place, wrong
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -129,6 +129,7 @@ def _parsed(url: str) -> URL:
         ) from error
     try:
         parsed = make_url(url)
+        check_credentials(url, parsed)
         _check_blank(url)
         if "\0" in unquote(url):  # which libpq and SQLite take for its end
             raise ValueError
@@ -157,7 +158,10 @@ def _check_blank(url: str) -> None:
         return
     for name, value in parse_qsl(query, keep_blank_values=True):
         if not value:
-            raise wrong(f"the option {shown(name)} has no value: write one, or leave it out")
+            # After another "?", or an "&", it may be the rest of a password.
+            hidden = url.count("?") > 1 or "password" in query
+            told = "an option after the ?" if hidden else f"the option {shown(name)}"
+            raise wrong(f"{told} has no value: write one, or leave it out")
 
 
 def _resolved(url: URL) -> URL:

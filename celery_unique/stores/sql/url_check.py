@@ -6,6 +6,7 @@ Values of a driver's options are not shown: one of them may be a password.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,33 @@ if TYPE_CHECKING:
 
 SETTING = "unique_store_url"
 
+#: A place and its options, where a user and password should be.
+_QUERY_IN_PASSWORD = re.compile(r"/[^?]*\?[^=]*=")
+
 #: Drivers take these more than once: several hosts, and settings that are put together.
 REPEATABLE = ("host", "options")
 
 
 def wrong(reason: str) -> ConfigurationError:
     return ConfigurationError(f"{SETTING}: {reason}.", setting=SETTING)
+
+
+def check_credentials(text: str, url: URL) -> None:
+    """Refuse an ``@`` that is not percent-encoded in a password, or where one could be hidden.
+
+    SQLAlchemy ends the password at the first one: the rest of it would be a host, and be shown.
+    """
+    if url.get_backend_name() == "sqlite":
+        return  # a path may have one, and there is no password
+    rest = text.partition("://")[2].replace("host=@", "host=")  # a socket of Linux's own kind
+    before, at, after = rest.partition("@")
+    has_user = url.username is not None or url.password is not None
+    is_query = bool(_QUERY_IN_PASSWORD.search(before))
+    if at and ("@" in after or not has_user or is_query):
+        raise wrong(
+            "it has an @ that does not part a user and password from the host. Write every @ in "
+            "the user, the password and the options as %40"
+        )
 
 
 def check_place(url: URL) -> None:
@@ -78,7 +100,8 @@ def _unknown(
 
 def _may_be_a_password(url: URL) -> bool:
     """What follows a ``?`` in a password that is not encoded looks like options."""
-    return any("@" in part for part in (url.host or "", *url.query, *map(str, url.query.values())))
+    parts = (url.host or "", *url.query, *map(str, url.query.values()))
+    return "password" in url.query or any("@" in part for part in parts)
 
 
 def arguments_of(dialect: Dialect, url: URL) -> dict[str, Any]:
