@@ -9,6 +9,8 @@ the same thread makes ordinary calls, and their messages are looked for in the b
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -242,3 +244,71 @@ def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
         print(f"\n{interruptions} interruptions, {len(swallowed)} swallowed calls")
     assert interruptions > 300
     assert swallowed == []
+
+
+SIGNALLED = """
+import random, signal, sys, time
+import celery_unique
+from celery import Celery
+
+app = Celery("signalled", broker="memory://", set_as_current=False)
+app.conf.task_default_queue = "signalled"
+app.conf.broker_pool_limit = None  # an interrupted kombu does not return what it took
+celery_unique.install(app, store_url=sys.argv[1])
+
+@app.task(name="shop.rebuild", unique=True)
+def rebuild(number): ...
+
+@app.task(name="shop.plain")
+def plain(number): ...
+
+class TimeLimit(BaseException): ...
+
+def interrupt(*_):
+    raise TimeLimit
+
+from kombu.transport import memory
+def sent():
+    queue = memory.Channel.queues.get("signalled")
+    ids = {message["headers"]["id"] for message in list(queue.queue)} if queue else set()
+    if queue:
+        queue.queue.clear()
+    return ids
+
+rebuild.delay(-1), plain.delay(-1), sent()
+signal.signal(signal.SIGALRM, interrupt)
+random.seed(7)
+wanted, signals, swallowed, number = int(sys.argv[2]), 0, 0, 0
+while signals < wanted:
+    number += 1
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, 0.004))
+        while True:
+            calls = [rebuild.si(number), plain.si(number), rebuild.si(number)]
+            celery_unique.apply_many(calls)
+            rebuild.delay(number)
+    except TimeLimit:
+        signals += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sent()
+    results = [plain.delay(number), rebuild.delay(-number - 1)]
+    swallowed += len({result.id for result in results} - sent())
+print(signals, swallowed)
+"""
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_no_call_is_swallowed_after_real_signals_at_random_moments(
+    redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = 5000 if EVERYWHERE else 200
+    argv = [sys.executable, "-c", SIGNALLED, redis_server.fresh_url(), str(wanted)]
+
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=1800 if EVERYWHERE else 100)
+
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    signals, swallowed = map(int, done.stdout.split())
+    with capsys.disabled():
+        print(f"\n{signals} signals, {swallowed} swallowed calls")
+    assert (signals, swallowed) == (wanted, 0)

@@ -21,7 +21,7 @@ import redis
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
-from celery_unique.stores.redis import RedisStore
+from celery_unique.stores.redis import RedisStore, connections
 from celery_unique.stores.redis.connections import MOST_IDLE
 from tests.kit import RedisServer, TcpProxy, eventually
 from tests.kit.server import HOST, free_port
@@ -629,3 +629,40 @@ def test_greenlets_share_one_store(redis_url: str) -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_packer_of_commands_gets_text_only(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hiredis makes text of a number by calling Python: a signal there has crashed processes."""
+    seen: list[tuple[Any, ...]] = []
+    pack: Any = connections.pack_command
+
+    def packing(command: tuple[Any, ...]) -> bytes:
+        seen.append(command)
+        packed: bytes = pack(command)
+        return packed
+
+    monkeypatch.setattr(connections, "pack_command", packing)
+    with closing(RedisStore.from_url(redis_server.fresh_url())) as store:
+        key, other = fresh_key(), fresh_key()
+        publish(store, key, "first")
+        running(store, key, "first")
+        store.acquire(key, claim("second", delay_ms=5, window_ms=7))
+        store.acquire_many([(other, claim("third")), (fresh_key(), claim("fourth"))])
+        store.begin_acquire_many([(fresh_key(), claim("fifth"))], [(other, "third", MINUTE)])()
+        store.begin_acquire(fresh_key(), claim("sixth"))()
+        store.help(other, "third")
+        store.cancel(other, "third", MINUTE)
+        store.give_back(other, "third", MINUTE)
+        store.release(other)
+        store.forget(key, "first")
+        store.flush()
+        list(store.walk())
+        store.read(key)
+        store.due()
+        store.diagnose()
+        store.ping()
+
+    assert len(seen) > 15
+    assert {type(part) for command in seen for part in command} <= {str, bytes}

@@ -242,13 +242,20 @@ def _send(connection: Connection, commands: Sequence[Command]) -> None:
 
 
 def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
-    """The commands as bytes. hiredis makes them of strings and numbers in one step; redis-py
-    looks at each argument before it asks hiredis."""
+    """The commands as bytes. hiredis makes them in one step; redis-py looks at each argument
+    before it asks hiredis."""
+    commands = [_as_text(command) for command in commands]
     if pack_command is None:
         return connection.pack_commands(commands)  # type: ignore[no-any-return]
     if len(commands) == 1:
         return [pack_command(commands[0])]
     return [b"".join([pack_command(command) for command in commands])]
+
+
+def _as_text(command: Command) -> Command:
+    """hiredis gets text only: it turns a number into text by calling Python, and a signal whose
+    handler raises just then ends the process with a segmentation fault."""
+    return tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
 
 
 def set_deadline(connection: Connection, deadline: float) -> None:

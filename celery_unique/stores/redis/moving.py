@@ -23,6 +23,7 @@ from .connections import (
     Command,
     ConnectFailed,
     Connections,
+    packed,
     reply_of,
     set_deadline,
     what_happened,
@@ -190,7 +191,7 @@ class MovingConnections(ABC):
         for each in asked:
             commands += [("ASKING",), each.command] if each.asking else [each.command]
         try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            connection.send_packed_command(packed(connection, commands), check_health=False)
         except Disconnected as error:
             connection.disconnect()
             self.suspect(server)
