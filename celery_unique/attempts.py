@@ -44,6 +44,8 @@ class Attempt:
     join: str = ""
     #: A canvas or a callback waits for its id: whatever takes its place before it runs is followed.
     canvas: bool = False
+    #: Somebody waits for this very id, or for a reply to it: its message is no other task's.
+    own_life: bool = False
     #: Told who holds its key: whether the call is carried out all the same, without a lock.
     bypasses: Callable[[str], bool] = never
     #: Carried out on the spot, and not published.

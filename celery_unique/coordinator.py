@@ -31,7 +31,7 @@ from .facts import CallFacts
 from .header import LockHeader
 from .leases import Leases
 from .settings import UniqueSettings
-from .stores.base import Acquired, Holder, LockStore, holder_of
+from .stores.base import Acquired, Held, Holder, LockStore, holder_of
 from .stores.record import State, letters, terminal_letters
 from .telling import Remembered
 
@@ -233,7 +233,7 @@ class UniqueTaskCoordinator(Asking):
             return Published(attempt.task_id, CallFacts("bypassed", False, attempt.key), result)
         # A duplicate may only name a task that is really published, or a publish that
         # then fails would take this call with it. A rejection promises nothing.
-        if acquired.outcome == "duplicate":
+        if acquired.outcome == "duplicate" or holder.abandoned:
             published = self._surely_published(attempt, holder, acquired.now, send)
             if published is None:
                 return None
@@ -282,13 +282,42 @@ class UniqueTaskCoordinator(Asking):
         self, attempt: Attempt, holder: Holder, now: int, send: Send
     ) -> Holder | None:
         """The holder as it is once its message is surely out, or None: ask again."""
-        if holder.state is not State.PENDING:
+        if holder.abandoned and (attempt.own_life or attempt.eager):
+            return holder  # it has no message that could stand for the holder's
+        if holder.state is not State.PENDING and not holder.abandoned:
             return holder
         try:
+            if holder.abandoned:
+                return self._publish_again(attempt, holder, now, send)
             return self._wait_or_help(attempt, holder, now, send)
         except StoreUnavailable as error:
             self.say_store_error("help", error, attempt)
-            return None
+            return holder if holder.abandoned else None
+
+    def _publish_again(
+        self, attempt: Attempt, holder: Holder, now: int, send: Send
+    ) -> Holder | None:
+        """The worker that had the holder's message is dead. The broker may deliver it again
+        much later, so the own message goes out under the holder's id: one of the two runs."""
+        verdict = self.store.help(attempt.key, holder.task_id, attempt.grace_ms)
+        if verdict == "go":
+            reports.published_again(attempt.task_name, holder.task_id)
+            published = Held(attempt.key, holder.task_id, "", attempt.lease_ms, returned=True)
+            header = self.header(attempt, holder.task_id)
+            try:
+                send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
+            except BaseException:
+                # Nothing went out: the next call is to try it at once.
+                self._say_held(attempt, replace(published, lease_ms=0, returned=False, held_ms=1))
+                raise
+            self._say_held(attempt, published)
+        return None if verdict == "again" else holder
+
+    def _say_held(self, attempt: Attempt, held: Held) -> None:
+        try:
+            self.store.renew([held])
+        except StoreUnavailable as error:  # it counts as dead once the grace is over
+            self.say_store_error("help", error, attempt)
 
     def _wait_or_help(
         self, attempt: Attempt, holder: Holder, now: int, send: Send

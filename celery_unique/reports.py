@@ -268,6 +268,15 @@ def left_to_another(task_name: str, task_id: str) -> None:
     )
 
 
+def published_again(task_name: str, task_id: str) -> None:
+    logger.warning(
+        "%s[%s]: the worker that had its message is gone; it is published again under the same id",
+        task_name,
+        task_id,
+        extra=facts(task_name, task_id, "published_again"),
+    )
+
+
 def other_store(task_name: str, task_id: str) -> None:
     logger.warning(
         "%s[%s] has its lock in another store or namespace than this worker uses: it is not in "

@@ -84,6 +84,8 @@ class Holder:
     lease: int
     arguments: str = ""
     eta: int = 0  # 0 for none; of a pending task, too, which is not shown as scheduled yet
+    #: It waits, and whoever had its message is believed dead: see ``help``.
+    abandoned: bool = False
 
 
 @value
@@ -150,6 +152,10 @@ class Held:
     #: Of a message that is only held: the delivery as which it starts. If it has done so by now,
     #: nothing is extended: its key would outlast its worker for as long as a message may wait.
     waits_as: str = ""
+    #: Of such a message: for how long this worker is believed to be alive with it; 0: not said.
+    held_ms: int = 0
+    #: Of such a message: it is in the broker again.
+    returned: bool = False
 
 
 @value
@@ -236,8 +242,14 @@ class LockStore(Protocol):
         No effect unless it is pending and no copy of it was published.
         """
 
-    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
-        """May this caller publish a copy under the pending holder's id?"""
+    def help(
+        self, key: str, task_id: str, claim_ms: int = 0
+    ) -> Literal["go", "again", "published"]:
+        """May this caller publish a copy under the holder's id?
+
+        Where that is pending, or abandoned: then no other caller may for ``claim_ms``. Whoever
+        has published a copy of the latter says so (``Held.returned``).
+        """
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         """Revoke a task that has not started, or whose delivery is dead."""
@@ -350,4 +362,5 @@ def shard_of(store: LockStore, key: str) -> str:
 
 def holder_of(task_id: str, task: TaskEntry, now: int) -> Holder:
     state = task.shown_state(now)
-    return Holder(task_id, state, task.created_at, task.lease, task.arguments, task.eta)
+    abandoned = task.is_abandoned(now)
+    return Holder(task_id, state, task.created_at, task.lease, task.arguments, task.eta, abandoned)

@@ -95,6 +95,9 @@ class TaskEntry:
     after: str = ""  # id of the active task this one succeeds
     arguments: str = ""  # fingerprint of the arguments behind an idempotency key
     since: int = 0  # when the first of the tasks was created that this one stands in for
+    #: Of a task that waits: until when whoever has its message is believed alive. 0: nobody has
+    #: it, as far as is known, so that it waits in the broker.
+    held_until: int = 0
 
     @property
     def terminal(self) -> bool:
@@ -135,6 +138,10 @@ class TaskEntry:
     def rejected(self) -> bool:
         """It has ended, and its message was rejected: that may come back, and then runs."""
         return "j" in self.flags
+
+    def is_abandoned(self, now: int) -> bool:
+        """Whether it waits, and whoever had its message is believed dead."""
+        return self.state in "wt" and 0 < self.held_until <= now
 
     def flag(self, letter: str) -> None:
         if letter not in self.flags:
@@ -181,6 +188,7 @@ class TaskEntry:
             self.after,
             self.arguments,
             self.since,
+            self.held_until,
         ]
         # Most tasks use the first five: the rest is left off while it is empty.
         while values[-1] in ("", 0):
@@ -190,7 +198,7 @@ class TaskEntry:
     @classmethod
     def unpacked(cls, values: list[Any]) -> TaskEntry:
         # Fields beyond those known here were written by a newer release: ignored.
-        fields = values[1:18]
+        fields = values[1:19]
         if len(fields) > 11:
             fields[11] = int(fields[11] or 0)
         return cls(*fields)

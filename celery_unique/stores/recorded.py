@@ -47,8 +47,12 @@ class RecordedStore(ABC):
             key, lambda record, us: acts.give_back(record, task_id, mark_ms, us // 1000)
         )
 
-    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
-        return self._act(key, lambda record, us: acts.help_holder(record, task_id, us // 1000))
+    def help(
+        self, key: str, task_id: str, claim_ms: int = 0
+    ) -> Literal["go", "again", "published"]:
+        return self._act(
+            key, lambda record, us: acts.help_holder(record, task_id, claim_ms, us // 1000)
+        )
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         return self._act(key, lambda record, us: acts.cancel(record, task_id, mark_ms, us // 1000))

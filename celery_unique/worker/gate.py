@@ -153,6 +153,15 @@ class GatedRequest:
         self._unique_connection = consumer.restart_count
         self._unique_earlier = self._delivered_earlier()
 
+    def has_continuations(self) -> bool:
+        """Whether somebody waits for what follows from this very message, or for its reply: then
+        no other message can stand for it."""
+        given = self._request_dict.get
+        if any(map(given, ("callbacks", "errbacks", "chain", "chord", "group"))):
+            return True
+        by_message = self._runtime.results_by_message
+        return bool(by_message and not given("ignore_result"))
+
     def _delivered_earlier(self) -> Any:
         """Another delivery of this id that this worker runs.
 

@@ -98,6 +98,7 @@ class WorkerLife:
     def _on_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self._renewer is not None:
             self._renewer.stop()
+            self._renewer.returned()
             self._renewer = None
         if self._reaper is not None:
             self._reaper.stop()
@@ -108,6 +109,8 @@ class WorkerLife:
     def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:
         if getattr(request, "unique_lock", None) is not None:
             request.received_by(sender)
+            if self._renewer is not None:
+                self._renewer.received(request)
 
     def _on_rejected(self, sender: Any = None, message: Any = None, **_: Any) -> None:
         """Unregistered, or invalid: a worker that knows the task may get it from a dead letter

@@ -36,6 +36,9 @@ _Renewed = tuple[Any, Held]
 RENEWALS_PER_LEASE = 3
 #: Renewed at once, at most: a key that the store cannot change in time fails its batch.
 BATCH = 100
+#: A message that waits in a worker for longer than this is told to the store.
+REGISTER_AFTER_S = 1.0
+REMEMBERED = 10_000
 #: Stores that do not expire by themselves are swept by workers now and then.
 SWEEP_EVERY_S = 60.0
 SWEEP_BATCH = 500
@@ -55,6 +58,11 @@ class Renewer:
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
         self._known_followers = KnownFollowers(runtime)
+        self._next_round_at = 0.0
+        #: Received, and not yet known to be held: by their deliveries.
+        self._received: deque[Any] = deque(maxlen=REMEMBERED)
+        #: The messages of which the store knows that this worker has them.
+        self._known: dict[str, _Renewed] = {}
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -68,6 +76,28 @@ class Renewer:
         if self._thread is not None:
             self._thread.join(LAST_LOOK_S)
 
+    def received(self, request: Any) -> None:
+        """A message that waits here: the store is to know soon that it is in a worker, which may
+        be killed. Most have started by then."""
+        self._received.append(request)
+        if len(self._received) == 1:
+            self._wake.set()
+
+    def returned(self) -> None:
+        """The worker has ended as it should: what it had not begun is in the broker again."""
+        returned = [
+            dataclasses.replace(held, held_ms=0, returned=True)
+            for request, held in self._known.values()
+            if not request.unique_started
+        ]
+        self._known.clear()
+        for n in range(0, len(returned), BATCH):
+            try:
+                self._runtime.holding.store.renew(returned[n : n + BATCH])
+            except StoreUnavailable as error:
+                reports.store_error(self._runtime.app, "renew", error, "", "", "")
+                return
+
     def hurry(self) -> None:
         """The worker begins to stop: what its pool is just taking must be told before it ends.
         By this thread, since it may be a signal's handler that says so."""
@@ -76,11 +106,17 @@ class Renewer:
 
     def _work(self) -> None:
         health = self._runtime.renewal = RenewalHealth(self._pause_s())
+        self._next_round_at = time.monotonic() + self._pause_s()
         while not self._stop.is_set():
-            self._wake.wait(self._pause_s())
+            self._wake.wait(max(0.0, self._next_round_at - time.monotonic()))
             self._wake.clear()
             if self._stop.is_set():
                 break
+            if self._received and not self._is_stopping:
+                self._register()
+                if time.monotonic() < self._next_round_at:
+                    continue
+            self._next_round_at = time.monotonic() + self._pause_s()
             try:
                 try:
                     renewed = self.renew_once()
@@ -110,6 +146,24 @@ class Renewer:
         except Exception:
             logger.exception("looking after followers failed; it is tried again")
 
+    def _register(self) -> None:
+        """Tell the store of the messages that have come and wait here."""
+        self._wake.wait(REGISTER_AFTER_S)
+        if self._stop.is_set():
+            return
+        received = [self._received.popleft() for _ in range(len(self._received))]
+        waiting = [
+            (request, held)
+            for request in received
+            if not request.unique_started and (held := self._held(request)) is not None
+        ]
+        try:
+            problem = self._renew_all([pair for pair in waiting if pair[1].held_ms])
+            if problem is not None:  # the next round tells it
+                reports.store_error(self._runtime.app, "renew", problem, "", "", "")
+        except Exception:
+            logger.exception("telling which messages wait here failed; it is tried again")
+
     def _pause_s(self) -> float:
         return self._runtime.holding.leases.run_ms / 1000 / RENEWALS_PER_LEASE
 
@@ -117,6 +171,13 @@ class Renewer:
         """One round. How many leases were asked for."""
         requests = held_requests(self._worker)
         pairs = [(r, held) for r in requests if (held := self._held(r)) is not None]
+        # Celery forgets what waits when a worker begins to stop, and returns it in the end.
+        found = {held.waits_as for _, held in pairs}
+        for delivery, (request, held) in list(self._known.items()):
+            if request.unique_started or (delivery not in found and not self._stops()):
+                del self._known[delivery]
+            elif delivery not in found:
+                pairs.append((request, held))
         problem = self._renew_all(pairs)
         for request in requests:
             # Each for itself: one that the store does not answer for keeps none from the others.
@@ -160,6 +221,8 @@ class Renewer:
         problem: StoreUnavailable | None = None
         replies = self._runtime.holding.store.renew([held for _, held in pairs])
         for (request, held), still_ours in zip(pairs, replies, strict=True):
+            if held.held_ms:
+                self._known[held.waits_as] = (request, held)
             if isinstance(still_ours, StoreUnavailable):
                 problem = problem or still_ours
                 continue
@@ -183,7 +246,15 @@ class Renewer:
         leases = holding.leases
         if not request.unique_started:
             # As far as this thread can see: the worker's main one may just be starting it.
-            return Held(lock.key, lock.task_id, "", leases.queue_ms, waits_as=lock.delivery)
+            held_ms = 0 if request.has_continuations() else leases.run_ms
+            return Held(
+                lock.key,
+                lock.task_id,
+                "",
+                leases.queue_ms,
+                waits_as=lock.delivery,
+                held_ms=held_ms,
+            )
         # Once a message is acknowledged, only its worker keeps the key: the short lease.
         lease_ms = leases.queue_ms if request.task.acks_late else leases.run_ms
         return Held(lock.key, lock.task_id, lock.delivery, lease_ms, leases.run_ms)
@@ -197,10 +268,13 @@ class Renewer:
         """
         holding = self._runtime.holding
         forgotten = holding.unacknowledged()
-        if self._is_stopping or self._worker.blueprint.state != RUN:
+        if self._stops():
             forgotten += holding.on_the_way()
         if forgotten:
             holding.store.renew(forgotten)
+
+    def _stops(self) -> bool:
+        return bool(self._is_stopping or self._worker.blueprint.state != RUN)
 
     def _look_at_ends(self) -> None:
         holding = self._runtime.holding

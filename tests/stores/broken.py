@@ -96,10 +96,12 @@ class LeavesNoWithdrawnMark(BrokenStore):
 
 
 class HelpForgetsTheCopy(BrokenStore):
-    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
+    def help(
+        self, key: str, task_id: str, claim_ms: int = 0
+    ) -> Literal["go", "again", "published"]:
         with self.changing(key) as (record, _):
             had_copies = task_id in record.tasks and record.tasks[task_id].copies
-        verdict = super().help(key, task_id)
+        verdict = super().help(key, task_id, claim_ms)
         with self.changing(key) as (record, _):
             if verdict == "go" and not had_copies:
                 record.tasks[task_id].unflag("m")

@@ -62,9 +62,11 @@ def running(key: str, task_id: str, delivery: str = "d1", **fields: Any) -> Held
     return Held(key, task_id, delivery, **{**defaults, **fields})
 
 
-def held(key: str, task_id: str, lease_ms: int = QUEUE_LEASE, waits_as: str = "") -> Held:
+def held(
+    key: str, task_id: str, lease_ms: int = QUEUE_LEASE, waits_as: str = "", **fields: Any
+) -> Held:
     """A line of a renewal for a message that waits in a worker."""
-    return Held(key, task_id, "", lease_ms, waits_as=waits_as)
+    return Held(key, task_id, "", lease_ms, waits_as=waits_as, **fields)
 
 
 def finish(task_id: str, delivery: str = "d1", **fields: Any) -> Finish:

@@ -74,6 +74,9 @@ def shown(store: LockStore, key: str) -> dict[str, Any]:
     record, _ = store.read(key)
     found = asdict(record)
     del found["followers"]
+    for task in found["tasks"].values():  # younger than most of what is pinned
+        if not task["held_until"]:
+            del task["held_until"]
     found["followers"] = {name: asdict(one) for name, one in store.followers(key)}
     return found
 

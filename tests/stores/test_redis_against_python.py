@@ -122,7 +122,8 @@ class Acts:
 
     def help(self) -> Act:
         task_id = self._id()
-        return lambda store: store.help(KEY, task_id)
+        claim_ms = self._duration()
+        return lambda store: store.help(KEY, task_id, claim_ms)
 
     def cancel(self) -> Act:
         task_id, mark = self._id(), self._duration()
@@ -157,6 +158,8 @@ class Acts:
                 *(KEY, *one, self._duration(), self._duration()),
                 copies=self._random.random() < 0.3,
                 waits_as=self._random.choice(["", self._running()[1]]),
+                held_ms=self._random.choice([0, self._duration()]),
+                returned=self._random.random() < 0.2,
             )
             for one in running + held
         ]

@@ -35,6 +35,9 @@ def holding() -> Holding:
 class RequestStub(SimpleNamespace):
     __hash__ = object.__hash__
 
+    def has_continuations(self) -> bool:
+        return False
+
 
 @pytest.fixture(autouse=True)
 def no_requests_are_left() -> Iterator[None]:

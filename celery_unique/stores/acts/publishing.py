@@ -39,17 +39,22 @@ def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     return True
 
 
-def help_holder(record: Record, task_id: str, now: int) -> Literal["go", "again", "published"]:
+def help_holder(
+    record: Record, task_id: str, claim_ms: int, now: int
+) -> Literal["go", "again", "published"]:
     record.purge(now)
     task = record.tasks.get(task_id)
     if task is None:
         mark = record.marks.get(task_id)
         return "published" if mark is not None and mark.kind == "done" else "again"
-    if task.state != "p":
+    abandoned = task.is_abandoned(now)
+    if task.state != "p" and not abandoned:
         return "published"
     if task.released or in_limbo(record, task):
         return "again"  # a copy would run under a lock that blocks nobody
     task.flag("m")
+    if abandoned:  # one copy is enough, unless this caller dies before it has published it
+        task.held_until = now + claim_ms
     return "go"
 
 

@@ -39,6 +39,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     task.unflag("e")
     task.unflag("j")
     task.by = task.after = ""
+    task.held_until = 0
     task.delivery = start.delivery
     task.delivery_lease = now + start.run_lease_ms
     # A record made here may be nobody's: of a start that timed out and landed after the
@@ -90,6 +91,10 @@ def renew(record: Record, held: Held, now: int) -> int:
     if task is not None and not task.terminal and not has_started:
         pending = task.state == "p"
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
+        if held.returned:
+            task.held_until = 0
+        elif held.held_ms and task.state != "r":
+            task.held_until = max(task.held_until, now + held.held_ms)
         if pending:
             task.state = "w"  # a message in hand has been published
             finalise(record, held.task_id, now + held.lease_ms)
@@ -108,6 +113,7 @@ def retry(
     if task is None or task.state != "r" or task.delivery != delivery:
         return
     task.state = "t"
+    task.held_until = 0  # the message of the retry is in the broker
     task.delivery = ""
     task.delivery_lease = 0
     task.lease = now + lease_ms

@@ -12,7 +12,8 @@
 --          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created; each of
 --          these behind "c" when a canvas waits for it, else behind "-"
 --          {id, letter of its state, created_at, lease, arguments, now, "joined" when it follows
---          that task, "ended" when that has ended, else "", ETA or 0}: blocked by that task
+--          that task, "ended" when that has ended, else "", ETA or 0, 1 when it waits and whoever
+--          had its message is believed dead, else 0}: blocked by that task
 local id, name = ARGV[2], ARGV[3]
 local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
@@ -23,7 +24,8 @@ local own, mark = record["t:" .. id], record["m:" .. id]
 local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
 local function blocked_by(holder, outcome)
   local task = record["t:" .. holder]
-  return {holder, shown(task), task[CREATED], task[LEASE], task[ARGUMENTS], now, outcome, task[ETA]}
+  return {holder, shown(task), task[CREATED], task[LEASE], task[ARGUMENTS], now, outcome, task[ETA],
+    is_abandoned(task) and 1 or 0}
 end
 local joined_to = message ~= "" and holder_of(id)
 if joined_to and orphaned_at(joined_to) > now then return blocked_by(joined_to, "joined") end

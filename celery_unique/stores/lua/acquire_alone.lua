@@ -15,7 +15,8 @@ if alone and ARGV[14] == "" and (ARGV[11] == "ignore" or ARGV[11] == "reject") t
     alone[DUPLICATES], alone[LAST] = alone[DUPLICATES] + 1, now
     redis.call("HSET", key, alone_field, cjson.encode(alone))  -- it lasts no longer for this
     local created, lease = alone[CREATED], alone[CREATED] + alone[LEASE]
-    return {holder, shown, created, lease, alone[ARGUMENTS] or "", now, "", alone[ETA]}
+    return {holder, shown, created, lease, alone[ARGUMENTS] or "", now, "", alone[ETA],
+      is_abandoned(alone) and 1 or 0}
   end
 end
 

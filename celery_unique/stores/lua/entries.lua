@@ -5,11 +5,11 @@
 --          n, the name of its tasks, and f, while there are followers: when they are due, who looks
 --          after them, whom each group follows and how many it has, who is promoted
 -- ARGV[1]  clock offset in ms
--- Gives    now, stored (the fields in order), packed, expire_at; the places of a task's values
---          by name
+-- Gives    now, stored (the fields in order), packed, is_abandoned, expire_at; the places of a
+--          task's values by name
 local STATE, CREATED, LEASE, WINDOW_ENDS, ETA, KEEP, DUPLICATES, LAST = 2, 3, 4, 6, 7, 8, 9, 10
 local DELIVERY, DELIVERY_LEASE, TOKEN, FLAGS, BY, AFTER, ARGUMENTS = 11, 12, 13, 14, 15, 16, 17
-local NAME, SINCE = 5, 18
+local NAME, SINCE, HELD = 5, 18, 19
 local key, offset = KEYS[1], tonumber(ARGV[1])
 local clock, stored = redis.call("TIME"), redis.call("HGETALL", key)
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000) + offset
@@ -32,6 +32,11 @@ local function packed(values, shared_name)
     kept[last], last = nil, last - 1
   end
   return cjson.encode(kept)
+end
+
+-- Does it wait, and is whoever had its message believed dead?
+local function is_abandoned(task)
+  return (task[HELD] or 0) > 0 and task[HELD] <= now and task[STATE]:find("[wt]") ~= nil
 end
 
 local function expire_at(deadline)

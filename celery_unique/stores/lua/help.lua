@@ -1,17 +1,19 @@
--- help: may a duplicate publish a copy of the message under the pending holder's id?
+-- help: may a duplicate publish a copy of the message under the holder's id? Where that is pending,
+-- or waits and whoever had its message is believed dead.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
--- ARGV     1 clock offset, 2 task id of the holder (times in ms)
+-- ARGV     1 clock offset, 2 task id of the holder, 3 for how long no other caller may, of the
+--          latter (times in ms)
 -- Returns  "go" (remembered: there may be two messages), "again" (acquire again: the holder is
 --          gone, released or in limbo), "published" (nothing to do)
 local id = ARGV[2]
 
 local task, mark = record["t:" .. id], record["m:" .. id]
 if not task then return mark and mark[1] == "done" and "published" or "again" end
-if task[STATE] ~= "p" then return "published" end
+local abandoned = is_abandoned(task)
+if task[STATE] ~= "p" and not abandoned then return "published" end
 if task[FLAGS]:find("o") or in_limbo(task) then return "again" end
-if not task[FLAGS]:find("m") then
-  task[FLAGS] = task[FLAGS] .. "m"
-  write("t:" .. id, task)
-end
+if not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
+if abandoned then task[HELD] = now + tonumber(ARGV[3]) end
+write("t:" .. id, task)
 return "go"

@@ -4,7 +4,7 @@
 -- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
 -- Gives    record (field -> values, without what has lapsed), following, last_token, write, expire,
 --          in_limbo, stands_in_for, finalise, bring_back
-local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0}
+local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
 local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 
@@ -29,7 +29,7 @@ for i = 1, #stored, 2 do
   if field == "f" then
     following = values
   elseif values and (values[LEASE] or values[2]) > now then
-    for n = values[LEASE] and #values + 1 or SINCE + 1, SINCE do values[n] = NUMBERS[n] or "" end
+    for n = values[LEASE] and #values + 1 or HELD + 1, HELD do values[n] = NUMBERS[n] or "" end
     record[field] = values
   elseif values then
     redis.call("HDEL", key, field)

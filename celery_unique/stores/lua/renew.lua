@@ -3,7 +3,8 @@
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
 --          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs,
---          7 the delivery as which a message that is only held starts
+--          7 the delivery as which a message that is only held starts, 8 for how long the worker
+--          is believed alive with such a message or 0, 9 "1": it is in the broker again
 -- Returns  0 lost: absent, or another delivery's; else extended: one more than follow it
 local id, delivery = ARGV[2], ARGV[3]
 local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -35,6 +36,12 @@ if task and not over and not has_started then
   local pending = task[STATE] == "p"
   if pending then task[STATE] = "w" end  -- a message in hand has been published
   task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)
+  local held = tonumber(ARGV[8])
+  if ARGV[9] == "1" then
+    task[HELD] = 0
+  elseif held > 0 and task[STATE] ~= "r" then
+    task[HELD] = math.max(task[HELD], now + held)
+  end
   write("t:" .. id, task)
   if pending then
     finalise(id, now + lease)

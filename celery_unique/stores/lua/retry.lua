@@ -10,6 +10,7 @@ local lease, copies = tonumber(ARGV[4]), ARGV[5] == "1"
 local task = record[field]
 if not task or task[STATE] ~= "r" or task[DELIVERY] ~= delivery then return 0 end
 task[STATE], task[LEASE], task[DELIVERY], task[DELIVERY_LEASE] = "t", now + lease, "", 0
+task[HELD] = 0  -- the message of the retry is in the broker
 if copies and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
 write(field, task)
 look_after()

@@ -38,10 +38,10 @@ local ends = window > 0 and created + window or 0
 -- It may be a start that timed out and came after the task's end: it stays only if it is renewed.
 if lost == 1 then lease = run_lease end
 task = task or {1, "r", created, 0, name, ends, 0, keep, 0, 0, "", 0, "", "", "", "", arguments,
-  0}
+  0, 0}
 local token = math.max(last_token + 1, clock[1] * 1000000 + clock[2] + offset * 1000)
 task[STATE], task[LEASE], task[BY], task[AFTER] = "r", now + lease, "", ""
-task[DELIVERY], task[DELIVERY_LEASE] = delivery, now + run_lease
+task[DELIVERY], task[DELIVERY_LEASE], task[HELD] = delivery, now + run_lease, 0
 task[FLAGS] = task[FLAGS]:gsub("[ej]", "")
 task[TOKEN] = string.format("%.0f", token)  -- cjson and tostring keep 14 digits, it has 16
 redis.call("HSET", key, "token", task[TOKEN])

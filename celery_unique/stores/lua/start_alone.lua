@@ -13,6 +13,13 @@ if alone and alone_field == "t:" .. ARGV[2] and (alone[DELIVERY] or "") == ""
   fill_up_to(TOKEN)
   alone[STATE], alone[LEASE], alone[TOKEN] = "r", lease - alone[CREATED], text
   alone[DELIVERY], alone[DELIVERY_LEASE] = ARGV[3], now + tonumber(ARGV[6])
+  if alone[HELD] then
+    alone[HELD] = 0
+    for n = #alone, TOKEN + 1, -1 do
+      if alone[n] ~= "" and alone[n] ~= 0 then break end
+      alone[n] = nil
+    end
+  end
   redis.call("HSET", key, "token", text, alone_field, cjson.encode(alone))
   expire_at(lease)
   return {"run", token, 0}

@@ -139,8 +139,11 @@ class RedisStore(RedisFollowing):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
 
-    def help(self, key: str, task_id: str) -> Literal["go", "again", "published"]:
-        reply: Literal["go", "again", "published"] = self._run(scripts.HELP, key, task_id).decode()
+    def help(
+        self, key: str, task_id: str, claim_ms: int = 0
+    ) -> Literal["go", "again", "published"]:
+        reply: Literal["go", "again", "published"]
+        reply = self._run(scripts.HELP, key, task_id, claim_ms).decode()
         return reply
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
@@ -183,6 +186,8 @@ class RedisStore(RedisFollowing):
                 one.run_lease_ms,
                 _flag(one.copies),
                 one.waits_as,
+                one.held_ms,
+                _flag(one.returned),
             )
             for one in held
         ]
@@ -307,9 +312,15 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
         followers = tuple(task_id for task_id, in_canvas in ids if in_canvas)
         replaced_ids = tuple(task_id for task_id, _ in ids)
         return Acquired("created", None, now, replaced_ids, after.decode(), eta, followers)
-    task_id, letter, created_at, lease, arguments, now, joined, eta = reply
+    task_id, letter, created_at, lease, arguments, now, joined, eta, abandoned = reply
     holder = Holder(
-        task_id.decode(), STATE_OF[letter.decode()], created_at, lease, arguments.decode(), eta
+        task_id.decode(),
+        STATE_OF[letter.decode()],
+        created_at,
+        lease,
+        arguments.decode(),
+        eta,
+        bool(abandoned),
     )
     outcome: Literal["rejected", "duplicate", "joined", "ended"]
     outcome = "duplicate" if claim.on_conflict in ("ignore", "rerun") else "rejected"

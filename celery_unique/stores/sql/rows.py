@@ -118,7 +118,9 @@ def _sole_holder(record: Record) -> tuple[str, int, int]:
     if len(record.tasks) == 1:
         (task,) = record.tasks.values()
         if not (task.released or task.by or task.after):
-            return task.state, task.created_at, task.lease
+            # From then on a duplicate is told more than that it is one.
+            until = task.held_until if task.state in "wt" else 0
+            return task.state, task.created_at, min(task.lease, until or task.lease)
     return NO_SOLE_HOLDER, 0, 0
 
 

@@ -196,6 +196,14 @@ def _others(define: Define, props: Diary) -> None:
             raise self.retry(countdown=countdown)
         return tag
 
+    @define(name="call_itself", bind=True, unique=True)
+    def call_itself(self: Task, tag: str) -> str:
+        _begin(self, props, tag)
+        if props.runs(tag) == 1:
+            props.note(tag, "called", id=self.delay(tag).id)
+            props.wait_for_word(tag)
+        return tag
+
     @define(name="wait_afterwards", bind=True, unique=True, base=WaitsAfterwards)
     def wait_afterwards(self: Task, tag: str) -> str:
         _begin(self, props, tag)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_unique.stores.base import LockStore
@@ -10,15 +12,18 @@ from tests.stores.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,
+    RUN_LEASE,
     about,
     advance,
     bring_to,
     claim,
     confirm,
     finish,
+    held,
     now_of,
     publish,
     record_of,
+    retry,
     run,
     settle,
     start,
@@ -211,6 +216,84 @@ class PublishingContract:
         settle(store, key, "first", mark_done=True)
 
         assert store.help(key, "first") == "published"
+
+    # -- a message whose worker died ------------------------------------------
+
+    @pytest.mark.parametrize("state", [State.AVAILABLE, State.SCHEDULED, State.RETRYABLE])
+    @pytest.mark.parametrize("strategy", ["ignore", "reject", "rerun"])
+    def test_a_task_is_abandoned_when_the_worker_that_held_its_message_is_dead(
+        self, store: LockStore, key: str, state: State, strategy: str
+    ) -> None:
+        bring_to(store, key, "first", state)
+        store.renew([held(key, "first", held_ms=RUN_LEASE)])
+        alive = store.acquire(key, claim("second", on_conflict=strategy)).holder
+        advance(store, RUN_LEASE)
+
+        dead = store.acquire(key, claim("third", on_conflict=strategy)).holder
+
+        assert alive is not None
+        assert dead is not None
+        assert (alive.task_id, alive.abandoned) == ("first", False)
+        assert dead == replace(alive, abandoned=True, lease=dead.lease)
+        assert task_of(store, key, "first").duplicates == 2
+
+    def test_one_caller_may_publish_a_copy_for_an_abandoned_task(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first")
+        store.renew([held(key, "first", held_ms=RUN_LEASE)])
+        assert store.help(key, "first", GRACE) == "published"
+        advance(store, RUN_LEASE)
+
+        verdicts = [store.help(key, "first", GRACE) for _ in range(3)]
+
+        assert verdicts == ["go", "published", "published"]
+        assert task_of(store, key, "first").copies
+        holder = store.acquire(key, claim("second")).holder
+        assert holder is not None
+        assert not holder.abandoned
+        # It dies before it has published: the next one may, once the time is over.
+        advance(store, GRACE)
+        assert store.help(key, "first", GRACE) == "go"
+
+    def test_a_message_that_is_in_the_broker_again_waits_and_is_not_abandoned(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first")
+        store.renew([held(key, "first", held_ms=RUN_LEASE)])
+
+        store.renew([held(key, "first", returned=True)])
+
+        assert task_of(store, key, "first").held_until == 0
+        advance(store, RUN_LEASE)
+        assert store.help(key, "first", GRACE) == "published"
+
+    @pytest.mark.parametrize("then", ["start", "retry"])
+    def test_a_task_that_has_started_is_not_abandoned(
+        self, store: LockStore, key: str, then: str
+    ) -> None:
+        publish(store, key, "first")
+        store.renew([held(key, "first", held_ms=RUN_LEASE)])
+        store.start(key, start("first", "d1"))
+        if then == "retry":
+            retry(store, key, "first", "d1")
+        # The renewal of a copy that waits at the gate does not make it so.
+        elif then == "start":
+            store.renew([held(key, "first", held_ms=RUN_LEASE)])
+
+        assert task_of(store, key, "first").held_until == 0
+        advance(store, RUN_LEASE)
+        assert store.help(key, "first", GRACE) == "published"
+
+    def test_help_says_again_when_an_abandoned_task_was_released(
+        self, store: LockStore, key: str
+    ) -> None:
+        publish(store, key, "first")
+        store.renew([held(key, "first", held_ms=RUN_LEASE)])
+        store.release(key)
+        advance(store, RUN_LEASE)
+
+        assert store.help(key, "first", GRACE) == "again"
 
     def test_help_says_again_when_the_holder_is_gone(self, store: LockStore, key: str) -> None:
         assert store.help(key, "first") == "again"
