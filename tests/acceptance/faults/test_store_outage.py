@@ -215,6 +215,50 @@ def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(
     stage.props.let_go(tag)
 
 
+def test_key_stays_taken_where_a_task_started_without_the_store_and_its_worker_died(
+    stage: FaultStage, proxy: TcpProxy, tag: str
+) -> None:
+    """The store never heard of the start: its record is that of a message in the queue."""
+    wait_for_breaker(stage)
+    proxy.cut()
+    result = stage.call("hold", tag)
+    stage.wait_for_begin(tag)
+    stage.worker.kill()
+    proxy.restore()
+
+    assert stage.entry("hold", tag).held_until == 0
+    assert stage.duplicate("hold", tag).id == result.id
+    assert celery_unique.release("hold", (tag,), app=stage.app)
+    assert stage.call("hold", tag, queue="nobody").id != result.id
+
+
+def test_key_of_such_a_task_is_served_again_where_the_store_knew_who_had_its_message(
+    stage: FaultStage, proxy: TcpProxy, tag: str
+) -> None:
+    wait_for_breaker(stage)
+    stage.call("hold", f"first-{tag}")
+    stage.wait_for_begin(f"first-{tag}")
+    result = stage.call("hold", tag)
+    eventually(lambda: stage.entry("hold", tag).held_until, message="it is not held")
+    proxy.cut()
+    stage.props.let_go(f"first-{tag}")
+    stage.wait_for_begin(tag)
+    stage.worker.kill()
+    proxy.restore()
+    stage.start_worker(
+        settings={"unique_store_url": proxy.url_of(stage.settings["unique_store_url"])}
+    )
+
+    def runs_again() -> bool:
+        return len(stage.begins(tag)) == 2 or stage.duplicate("hold", tag).id != result.id
+
+    eventually(runs_again, timeout=60)
+
+    assert [run["id"] for run in stage.begins(tag)] == [result.id, result.id]
+    stage.props.let_go(tag)
+    stage.end_of(result, "SUCCESS")
+
+
 def test_retry_that_could_not_be_told_is_told_later(
     stage: FaultStage, proxy: TcpProxy, tag: str
 ) -> None:
