@@ -84,6 +84,7 @@ class GatedRequest:
     #: When its lease was last known to be alive, by the clock of this process.
     unique_alive_at = 0.0
     _unique_waited = 0
+    _unique_continues: bool | None = None
     _unique_received_at = 0.0
     _unique_connection = 0
     _unique_earlier: Any = None
@@ -155,12 +156,21 @@ class GatedRequest:
 
     def has_continuations(self) -> bool:
         """Whether somebody waits for what follows from this very message, or for its reply: then
-        no other message can stand for it."""
+        no other message can stand for it. Also where that cannot be read."""
+        if self._unique_continues is None:
+            self._unique_continues = self._read_continuations()
+        return self._unique_continues
+
+    def _read_continuations(self) -> bool:
         given = self._request_dict.get
-        if any(map(given, ("callbacks", "errbacks", "chain", "chord", "group"))):
+        if self._runtime.results_by_message and not given("ignore_result"):
             return True
-        by_message = self._runtime.results_by_message
-        return bool(by_message and not given("ignore_result"))
+        try:
+            _, _, embedded = self._payload  # type: ignore[attr-defined]
+            continues = (embedded.get(name) for name in ("callbacks", "errbacks", "chain", "chord"))
+            return bool(given("group") or any(continues))
+        except (TypeError, ValueError, AttributeError):  # no message of Celery's own protocol
+            return True
 
     def _delivered_earlier(self) -> Any:
         """Another delivery of this id that this worker runs.

@@ -82,6 +82,10 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     for each in waiting:
         eventually(lambda each=each: is_held(stage, *each), message=f"{each} is not held")
     worker.wait_for_log(rf"{linked.id}\] received")
+    # Known to the store by the rounds that others are, or never.
+    last = stage.call("quick", f"last-{tag}")
+    eventually(lambda: is_held(stage, "quick", f"last-{tag}", last.id))
+    assert not is_held(stage, "quick", f"linked-{tag}", linked.id)
 
     worker.kill()
     second = stage.start_worker(concurrency=2)
@@ -98,7 +102,7 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     assert stage.duplicate("quick", f"linked-{tag}").id == linked.id
     assert stage.begins(f"linked-{tag}") == []
 
-    assert deliver_again(stage) >= 5
+    assert deliver_again(stage) >= 6
     for result in (rerun, prefetched, scheduled):
         eventually(lambda result=result: drops(stage, result), message="it is not dropped")
     stage.end_of(linked, "SUCCESS")
