@@ -23,7 +23,7 @@ from tests.kit.process import LocalProcess
 from tests.kit.server import HOST, free_port
 
 #: Ten environments are filled: a machine with much else to do takes minutes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DJANGO_PAGE = DOCS / "howto" / "use-django.md"
 PROMETHEUS_PAGE = DOCS / "howto" / "watch-with-prometheus.md"

@@ -25,7 +25,7 @@ class Environment:
     def install(self, *arguments: str) -> Environment:
         """What ``pip install ARGUMENTS`` would do inside of it."""
         env = {**clean_env(), "PYTHON": outer_python()}
-        done = _run([str(MAKE_VENV), str(self.directory), *arguments], env=env, timeout=110)
+        done = _run([str(MAKE_VENV), str(self.directory), *arguments], env=env, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return self
 
@@ -40,7 +40,7 @@ class Environment:
     ) -> subprocess.CompletedProcess[str]:
         """``python ARGUMENTS``, which sees the environment and the directory it runs in."""
         command = [str(self.python), *arguments]
-        return _run(command, cwd=cwd, env={**clean_env(), **(env or {})}, timeout=100)
+        return _run(command, cwd=cwd, env={**clean_env(), **(env or {})}, timeout=300)
 
     def script(self, text: str, *, cwd: Path, env: Mapping[str, str] | None = None) -> str:
         """What the script prints; it must succeed."""
