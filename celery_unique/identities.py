@@ -33,8 +33,14 @@ class Identity:
     keep_ms: int = 0
 
 
-#: A caller's key stands for the arguments, and works on every task, unique or not.
-_WITH_KEY = {"unique": True, "unique_on": None, "unique_key": None}
+#: A caller's key stands for the arguments, works on every task, unique or not, and decides the
+#: states (`_kept_after_success`): a window beside it is not one without states.
+_WITH_KEY = {
+    "unique": True,
+    "unique_on": None,
+    "unique_key": None,
+    "unique_states": "until_success",
+}
 
 
 def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
