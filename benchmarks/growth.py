@@ -165,7 +165,7 @@ def _copied(client: Any, store: Any) -> list[Any]:
     (alone, alone_id), (followed, followed_id) = (_real(store, name) for name in ("one", "other"))
     # A message of a usual size.
     store.acquire(followed, Claim(str(uuid.uuid4()), TASK, STATES, GRACE_MS, join="x" * 600))
-    record, members, _ = store._layout.names_of(followed)
+    record, members, *_ = store._layout.names_of(followed)
     values = [
         client.hget(store._layout.name_of(alone), f"t:{alone_id}"),
         client.hget(record, f"t:{followed_id}"),

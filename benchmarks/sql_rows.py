@@ -18,6 +18,7 @@ from celery_unique.stores.base import Claim, Start
 from celery_unique.stores.sql import SqlStore
 
 LOCKS, FOLLOWERS = "celery_unique_lock", "celery_unique_lock_followers"
+MARKS = "celery_unique_lock_marks"
 #: One copy expires so much after the other, as calls come one after the other.
 APART_MS = 60
 
@@ -48,13 +49,13 @@ WAYS = {
         digest="encode(sha256(CAST(CAST({number} AS TEXT) AS BYTEA)), 'hex')",
         text="TEXT",
         # What autovacuum and the checkpointer do in the minutes after.
-        rest=(f"VACUUM ANALYZE {LOCKS}", f"VACUUM ANALYZE {FOLLOWERS}", "CHECKPOINT"),
+        rest=(*(f"VACUUM ANALYZE {table}" for table in (LOCKS, FOLLOWERS, MARKS)), "CHECKPOINT"),
     ),
     "mysql": Ways(
         numbers="(SELECT seq AS n FROM seq_1_to_{count})",
         digest="sha2({number}, 256)",
         text="CHAR",
-        rest=(f"ANALYZE TABLE {LOCKS}, {FOLLOWERS}",),
+        rest=(f"ANALYZE TABLE {LOCKS}, {FOLLOWERS}, {MARKS}",),
         # MariaDB removes deleted rows from its indexes later, some thousands at a time. Until then
         # whoever comes by looks at each of them, on one server more than on the other.
         catch_up=("SET GLOBAL innodb_max_purge_lag_wait = 0",),
@@ -96,6 +97,23 @@ def add_lapsed(store: SqlStore, count: int) -> None:
     """Put ``count`` lapsed locks beside what is there."""
     with _connection(store) as connection:
         _copy(connection, _real_lock(store, "waiting"), LAPSED, count)
+        _rest(connection)
+
+
+def add_marks(store: SqlStore, count: int) -> None:
+    """Put ``count`` marks beside the records of a hundred keys; half of them have lapsed."""
+    with _connection(store) as connection:
+        ways = WAYS[connection.dialect.name]
+        now = store.read("1:none")[1]
+        task_id = f"substr({ways.digest.format(number='n')}, 1, 36)"
+        connection.execute(
+            text(
+                f"INSERT INTO {MARKS} SELECT '', {ways.digest.format(number='(n % 100)')},"
+                f" {task_id}, 'superseded', {now - count // 2 * APART_MS} + n * {APART_MS},"
+                f" {task_id}"
+                f" FROM {ways.numbers.format(count=count)} AS numbers"
+            )
+        )
         _rest(connection)
 
 

@@ -59,7 +59,7 @@ def show_command(ctx: click.Context, /, what: str | None, as_json: bool, **given
     what = what_of(what, given)
     found = False
     for explanation in _explanations(command.runtime, what, given):
-        if not explanation.locks and not explanation.marks:
+        if not (explanation.locks or explanation.marks or explanation.more_marks):
             continue
         found = True
         if as_json:
@@ -233,6 +233,12 @@ def _show_marks(screen: Screen, explanation: Explanation) -> None:
             f"Task {printable(task_id)} is marked {printable(mark.kind)}{by}: "
             f"{mark_meaning(mark.kind)}. The mark ends {_ahead(mark.until, explanation.now)}."
         )
+    if explanation.more_marks:
+        screen.line()
+        screen.words(
+            f"{explanation.more_marks} more tasks of this key are marked: give the id of one to "
+            "see its mark."
+        )
 
 
 def _when(milliseconds: int) -> str:
@@ -275,4 +281,5 @@ def _document(
             {"task_id": task_id, "kind": mark.kind, "by": mark.by or None, "until_ms": mark.until}
             for task_id, mark in explanation.marks.items()
         ],
+        "more_marks": explanation.more_marks,
     }

@@ -67,7 +67,7 @@ def count_all(runtime: Runtime) -> Counts:
     clock = StoreClock(runtime)
     for key, record in runtime.store.walk():
         counts.keys += 1
-        counts.marks += len(record.marks)
+        counts.marks += len(record.marks) + record.more_marks
         for lock in locks_of(key, record, clock.now()):
             counts.add(lock)
     return counts

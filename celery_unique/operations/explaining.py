@@ -42,10 +42,17 @@ class Explanation:
     made_from: str | None = None  # None: a digest does not tell what it was made from
     verdict: Verdict | None = None  # None: no call was given
     policy: Mapping[str, Any] = field(default_factory=dict)
+    more_marks: int = 0  # beside those
 
 
 def explain_record(key: str, record: Record, now: int) -> Explanation:
-    return Explanation(key, tuple(locks_of(key, record, now)), dict(record.marks), now)
+    return Explanation(
+        key,
+        tuple(locks_of(key, record, now)),
+        dict(record.marks),
+        now,
+        more_marks=record.more_marks,
+    )
 
 
 def explain_call(
@@ -101,6 +108,7 @@ def _explain(
         text,
         verdict,
         _shown_policy(policy),
+        record.more_marks,
     )
 
 

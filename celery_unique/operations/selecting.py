@@ -190,6 +190,8 @@ def find(runtime: Runtime, text: str) -> Iterator[tuple[str, Record, int]]:
     clock = StoreClock(runtime)
     part = text if _PART_OF_KEY.fullmatch(text) else None
     for key, record in runtime.store.walk():
+        if record.more_until and (mark := runtime.store.mark(key, text)):
+            record.marks[text] = mark  # it lies beside the record
         if text in record.tasks or text in record.marks or (part and _begins_with(key, part)):
             yield key, record, clock.now()
 

@@ -35,7 +35,7 @@ from celery_unique.exceptions import StoreUnavailable
 from celery_unique.values import value
 
 from .following import Follower
-from .record import Record, State, TaskEntry
+from .record import Mark, Record, State, TaskEntry
 
 Guarantee = Literal["strong", "best-effort"]
 
@@ -324,8 +324,12 @@ class LockStore(Protocol):
     def read(self, key: str) -> tuple[Record, int]:
         """The record as it stands, without what has lapsed, and the store's clock.
 
-        Of followers it tells how many there are (``record.following``), not who.
+        Of followers it tells how many there are (``record.following``), not who; and of the marks
+        that have no room in it until when there are any (``record.more_until``): see ``mark``.
         """
+
+    def mark(self, key: str, task_id: str) -> Mark | None:
+        """The mark of this id, wherever it lies."""
 
     def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         """Every key with its record, in batches; for people, never on a hot path.

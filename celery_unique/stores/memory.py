@@ -16,7 +16,7 @@ from celery_unique.exceptions import ConfigurationError
 
 from .base import Guarantee
 from .diagnosis import Diagnosis
-from .record import Record
+from .record import MarksInMemory, Record
 from .recorded import RecordedStore
 
 Reply = TypeVar("Reply")
@@ -79,9 +79,14 @@ class MemoryStore(RecordedStore):
     def read(self, key: str) -> tuple[Record, int]:
         with self._mutex:
             now = self._now_us() // 1000
-            record = deepcopy(replace(self._records.get(key) or Record(), followers={}))
+            record = deepcopy(self._without_the_rest(key))
         record.purge(now)
         return record, now
+
+    def _without_the_rest(self, key: str) -> Record:
+        """What the other stores have in the record itself: the rest may be much."""
+        record = self._records.get(key) or Record()
+        return replace(record, followers={}, beside=MarksInMemory())
 
     def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         for key in list(self._records):

@@ -11,11 +11,12 @@ Times are milliseconds of the store's clock; tokens are microseconds.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from .following import KEPT_MS, Following, Joined
 
@@ -205,6 +206,9 @@ class TaskEntry:
 
 
 MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
+#: No task has this id: under it a packed record says until when there are marks beside it, and how
+#: many. A release that knows nothing of them takes it for a mark, which it keeps.
+BESIDE = ""
 
 
 @dataclass(slots=True)
@@ -219,6 +223,63 @@ class Mark:
         return [self.kind, self.until, self.by] if self.by else [self.kind, self.until]
 
 
+#: How many marks a record holds itself. Further ones lie beside it, where an act finds those that
+#: it needs by their ids: a key whose task was replaced 100,000 times costs no more than any other.
+MARKS_INLINE = 16
+#: A longer id has no room in a column: its mark stays in the record.
+LONGEST_ID = 255
+#: Of the marks beside a record, how many are looked at when one is added: those that have lapsed
+#: are deleted. More than one, so that they become fewer.
+LOOKED_AT = 3
+
+
+class MarksBeside(Protocol):
+    """The marks of one key that have no room in its record, by id. Some may have lapsed."""
+
+    def get(self, task_id: str) -> Mark | None:
+        """The mark, lapsed or not."""
+
+    def put(self, task_id: str, mark: Mark) -> None:
+        """Store it, in the place of an older one."""
+
+    def remove(self, task_id: str) -> Mark | None:
+        """Delete it; None where there is none."""
+
+    def forget_lapsed(self, now: int) -> int:
+        """Delete some of those that have lapsed, where nobody else does so: how many."""
+
+    def clear(self) -> None:
+        """Delete all: they have lapsed."""
+
+
+@dataclass(slots=True)
+class MarksInMemory:
+    _marks: OrderedDict[str, Mark] = field(default_factory=OrderedDict)
+
+    def get(self, task_id: str) -> Mark | None:
+        return self._marks.get(task_id)
+
+    def put(self, task_id: str, mark: Mark) -> None:
+        self._marks[task_id] = mark
+
+    def remove(self, task_id: str) -> Mark | None:
+        return self._marks.pop(task_id, None)
+
+    def forget_lapsed(self, now: int) -> int:
+        """In turn: what has not lapsed comes last."""
+        lapsed = 0
+        for _ in range(min(LOOKED_AT, len(self._marks))):
+            task_id, mark = self._marks.popitem(last=False)
+            if mark.until <= now:
+                lapsed += 1
+            else:
+                self._marks[task_id] = mark
+        return lapsed
+
+    def clear(self) -> None:
+        self._marks.clear()
+
+
 @dataclass(slots=True)
 class Record:
     """Everything a store knows of one key."""
@@ -230,9 +291,43 @@ class Record:
     #: The followers themselves, of whom ``following`` is the summary. Only in an act: a record
     #: that was read has the summary alone, for they may be many.
     followers: MutableMapping[str, Joined] = field(default_factory=dict)
+    #: The latest deadline of the marks beside the record; 0: there are none.
+    more_until: int = 0
+    #: How many there are, or more: of those that have lapsed some may be counted, others not.
+    more_marks: int = field(default=0, compare=False)
+    #: Those marks. Only in an act, as the followers.
+    beside: MarksBeside = field(default_factory=MarksInMemory, compare=False)
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.marks or self.following)
+        return bool(self.tasks or self.marks or self.following or self.more_until)
+
+    def mark_of(self, task_id: str, now: int) -> Mark | None:
+        mark = self.marks.get(task_id)
+        if mark is None and self.more_until:
+            mark = self.beside.get(task_id)
+        return mark if mark is not None and mark.until > now else None
+
+    def put_mark(self, task_id: str, mark: Mark, now: int) -> None:
+        has_room = not self.more_until and len(self.marks) < MARKS_INLINE
+        if has_room or task_id in self.marks or len(task_id) > LONGEST_ID:
+            self.marks[task_id] = mark
+            return
+        if self.mark_of(task_id, now) is None:
+            self.more_marks += 1
+        self.beside.put(task_id, mark)
+        self.more_marks -= self.beside.forget_lapsed(now)
+        self.more_until = max(self.more_until, mark.until)
+
+    def drop_mark(self, task_id: str, now: int) -> Mark | None:
+        """The mark that was dropped; None: there was none, or it had lapsed."""
+        mark = self.marks.pop(task_id, None)
+        if mark is None and self.more_until:
+            mark = self.beside.remove(task_id)
+            if mark is not None and mark.until > now:
+                self.more_marks -= 1
+            if not self.more_marks:
+                self.more_until = 0
+        return mark if mark is not None and mark.until > now else None
 
     def purge(self, now: int) -> None:
         """Forget what has lapsed: to every act, lapsed and absent are the same."""
@@ -245,6 +340,9 @@ class Record:
                 task.by = lapsed[task.by]
         for task_id in [i for i, mark in self.marks.items() if mark.until <= now]:
             del self.marks[task_id]
+        if self.more_until and self.more_until <= now:
+            self.more_until = self.more_marks = 0
+            self.beside.clear()
         if self.following is not None and self.following.due_at + KEPT_MS <= now:
             self.following = None
             self.followers.clear()
@@ -252,14 +350,17 @@ class Record:
     def latest_deadline(self) -> int:
         deadlines = [task.lease for task in self.tasks.values()]
         deadlines += [mark.until for mark in self.marks.values()]
+        deadlines.append(self.more_until)
         if self.following is not None:
             deadlines.append(self.following.due_at + KEPT_MS)
-        return max(deadlines, default=0)
+        return max(deadlines)
 
     def dumps(self) -> str:
         document: dict[str, Any] = {"t": {i: t.packed() for i, t in self.tasks.items()}}
-        if self.marks:
+        if self.marks or self.more_until:
             document["m"] = {i: mark.packed() for i, mark in self.marks.items()}
+        if self.more_until:
+            document["m"][BESIDE] = ["more", self.more_until, self.more_marks]
         if self.following is not None:
             document["f"] = self.following.packed()
         return json.dumps(document, separators=(",", ":"))
@@ -268,9 +369,13 @@ class Record:
     def loads(cls, text: str, token: int = 0) -> Record:
         document = json.loads(text)
         following = document.get("f")
+        marks = document.get("m", {})
+        _, more_until, more_marks = marks.pop(BESIDE, ("more", 0, 0))[:3]
         return cls(
             token=token,
             tasks={i: TaskEntry.unpacked(values) for i, values in document["t"].items()},
-            marks={i: Mark(*values[:3]) for i, values in document.get("m", {}).items()},
+            marks={i: Mark(*values[:3]) for i, values in marks.items()},
             following=Following.unpacked(following) if following else None,
+            more_until=more_until,
+            more_marks=more_marks,
         )

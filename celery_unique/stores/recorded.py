@@ -11,7 +11,7 @@ from celery_unique.exceptions import StoreUnavailable
 from . import acts
 from .base import Acquired, Claim, Finish, Finished, Held, Orphan, Promotion, Start, Started
 from .following import Follower
-from .record import Record
+from .record import Mark, Record
 
 Reply = TypeVar("Reply")
 
@@ -86,6 +86,9 @@ class RecordedStore(ABC):
 
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
         return self._act(key, lambda record, us: acts.follow(record, claim, holder_id, us // 1000))
+
+    def mark(self, key: str, task_id: str) -> Mark | None:
+        return self._act(key, lambda record, us: record.mark_of(task_id, us // 1000))
 
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
         return self._act(key, lambda record, us: acts.followers_of(record, holder_id, us // 1000))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from sqlalchemy import text
 from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
 from celery_unique.stores.following import Following, Group
 from celery_unique.stores.memory import MemoryStore
-from celery_unique.stores.record import Mark, Record, State, TaskEntry
+from celery_unique.stores.record import Mark, MarksInMemory, Record, State, TaskEntry
 from celery_unique.stores.redis import RedisStore, scripts
 from celery_unique.stores.redis.following import joined_of
 from celery_unique.stores.sql import SqlStore, dialects, mysql_statements
@@ -73,7 +74,9 @@ def shown(store: LockStore, key: str) -> dict[str, Any]:
     """What the store reads, as in ``read`` of an entry."""
     record, _ = store.read(key)
     found = asdict(record)
-    del found["followers"]
+    del found["followers"], found["beside"]
+    if not record.more_until:
+        del found["more_until"], found["more_marks"]
     for task in found["tasks"].values():  # younger than most of what is pinned
         if not task["held_until"]:
             del task["held_until"]
@@ -103,6 +106,14 @@ def in_memory(entry: dict[str, Any]) -> tuple[MemoryStore, str]:
             name: joined_of(value.encode())
             for name, value in entry["redis"].get("followers", {}).items()
         },
+        read.get("more_until", 0),
+        read.get("more_marks", 0),
+        MarksInMemory(
+            OrderedDict(
+                (name, Mark(*json.loads(value)))
+                for name, value in entry["redis"].get("marks", {}).items()
+            )
+        ),
     )
     store.clock_offset_ms = moment_of(entry)
     return store, key
@@ -125,6 +136,9 @@ class InRedis:
         if "followers" in raw:
             self._client.hset(names.followers, mapping=raw["followers"])
             self._client.zadd(names.due, {names.record: raw["due_at"]})
+        if "marks" in raw:
+            self._client.hset(names.marks, mapping=raw["marks"])
+            self._client.pexpireat(names.marks, raw["marks_expire_at"])
 
     def stored(self, key: str) -> Raw:
         names = self.store._layout.names_of(key)
@@ -135,6 +149,9 @@ class InRedis:
         if self._client.exists(names.followers):
             raw["followers"] = _decoded(self._client.hgetall(names.followers))
             raw["due_at"] = int(self._client.zscore(names.due, names.record))
+        if self._client.exists(names.marks):
+            raw["marks"] = _decoded(self._client.hgetall(names.marks))
+            raw["marks_expire_at"] = self._client.pexpiretime(names.marks)
         return raw
 
 
@@ -164,6 +181,12 @@ class InSql:
                 {"key": key, "id": follower_id, "facts": facts, "message": message},
             )
 
+        for task_id, (kind, until, by) in raw.get("marks", {}).items():
+            self._execute(
+                "INSERT INTO celery_unique_lock_marks VALUES ('', :key, :id, :kind, :until, :by)",
+                {"key": key, "id": task_id, "kind": kind, "until": until, "by": by},
+            )
+
     def stored(self, key: str) -> Raw:
         [row] = self._execute(
             f"SELECT {', '.join(self._COLUMNS)} FROM celery_unique_lock WHERE lock_key = :key",
@@ -177,6 +200,13 @@ class InSql:
         raw = dict(zip(self._COLUMNS, row, strict=True))
         if followers:
             raw["followers"] = {one: [facts, message] for one, facts, message in followers}
+        marks = self._execute(
+            "SELECT task_id, kind, expires_at, replaced_by FROM celery_unique_lock_marks"
+            " WHERE lock_key = :key",
+            {"key": key},
+        )
+        if marks:
+            raw["marks"] = {one: list(mark) for one, *mark in marks}
         return raw
 
     def _execute(self, statement: str, values: dict[str, Any]) -> list[Any]:

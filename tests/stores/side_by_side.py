@@ -39,6 +39,8 @@ class SideBySide:
         self.figures["histories"] += 1
         self.model = Model()
         self.keys = [fresh_key(), fresh_key()]
+        #: Every key and id that ever had a mark.
+        self.marked: set[tuple[str, str]] = set()
         self.tokens: dict[str, list[int]] = {key: [0] for key in self.keys}
         _, self.began_at = store.read(self.keys[0])
 
@@ -383,7 +385,13 @@ class SideBySide:
         for key in self.keys:
             record, now = self.store.read(key)
             assert self.minutes(now) == self.model.now
-            assert {i: self._seen_mark(mark) for i, mark in record.marks.items()} == {
+            marks = dict(record.marks)
+            self.marked.update((mark["key"], mark["id"]) for mark in self.model.marks)
+            for marked_key, task_id in self.marked if record.more_until else ():
+                mark = self.store.mark(key, task_id) if marked_key == key else None
+                if mark is not None:
+                    marks[task_id] = mark
+            assert {i: self._seen_mark(mark) for i, mark in marks.items()} == {
                 mark["id"]: (mark["kind"], mark["until"], mark["by"])
                 for mark in self.model.marks_of(key)
             }

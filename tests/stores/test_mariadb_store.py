@@ -350,7 +350,8 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_tables(
 ) -> None:
     opened(mariadb_url).create_tables()
     database = mariadb_url.rpartition("/")[2]
-    for table in ("celery_unique_lock", "celery_unique_lock_followers"):
+    for suffix in ("", "_followers", "_marks"):
+        table = f"celery_unique_lock{suffix}"
         mariadb_server.execute(
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.{table} TO shop@'{HOST}'"
         )

@@ -259,5 +259,5 @@ def test_a_lock_has_the_pinned_names_in_redis(names: dict[str, str]) -> None:
 
     found = layout.names_of(names["key"])
 
-    assert found == (names["record"], names["followers"], names["due"])
+    assert found == (names["record"], names["followers"], names["due"], names["marks"])
     assert layout.key_of(found.record) == names["key"]

@@ -17,6 +17,7 @@ from redis.crc import key_slot
 
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import open_store
+from celery_unique.stores.record import MARKS_INLINE
 from celery_unique.stores.redis import ClusterStore
 from celery_unique.stores.redis.layout import BUCKETS, Layout
 from tests.kit import RedisCluster, RedisServer, eventually
@@ -242,6 +243,51 @@ def test_acts_on_a_key_with_followers_follow_its_slot_too(
     assert (duplicate, joined, renewed, again) == ("duplicate", "joined", [True], "joined")
     assert finished.verdict == "ended"
     assert [follower_id for follower_id, _ in store.followers(key)] == ["f1", "f2", "f3"]
+
+
+def test_acts_on_a_key_with_marks_beside_its_record_follow_its_slot_too(
+    store: ClusterStore, redis_cluster: RedisCluster
+) -> None:
+    key, followed = fresh_key(), fresh_key()
+    followed = key[:4] + followed[4:]  # in the same slot
+    publish(store, key, "a")
+    publish(store, followed, "a")
+    for number in range(MARKS_INLINE + 5):
+        store.cancel(key, f"revoked {number}", QUEUE_LEASE)
+        store.cancel(followed, f"revoked {number}", QUEUE_LEASE)
+    assert store.acquire(followed, claim("f1", join="message")).outcome == "joined"
+
+    with moving(redis_cluster, slot_of(store, key)) as end_move:
+        duplicate = store.acquire(key, claim("b")).outcome
+        dropped = store.start(key, start(f"revoked {MARKS_INLINE + 1}")).mark
+        dropped_too = store.start(followed, start(f"revoked {MARKS_INLINE + 1}")).mark
+        store.cancel(key, "revoked meanwhile", QUEUE_LEASE)
+        members = [follower_id for follower_id, _ in store.followers(followed)]
+        end_move()
+        after = store.start(key, start(f"revoked {MARKS_INLINE + 2}")).mark
+        meanwhile = store.start(key, start("revoked meanwhile")).mark
+
+    assert (duplicate, dropped, dropped_too) == ("duplicate", "revoked", "revoked")
+    assert (members, after, meanwhile) == (["f1"], "revoked", "revoked")
+    assert store.read(key)[0].more_marks == 6
+
+
+def test_a_key_that_gets_too_many_marks_while_its_slot_moves_keeps_them_in_its_record(
+    store: ClusterStore, redis_cluster: RedisCluster
+) -> None:
+    """The hash for them does not exist, and may not be named then."""
+    key = fresh_key()
+    publish(store, key, "a")
+    ids = [f"revoked {number}" for number in range(MARKS_INLINE + 3)]
+    for task_id in ids[:MARKS_INLINE]:
+        store.cancel(key, task_id, QUEUE_LEASE)
+
+    with moving(redis_cluster, slot_of(store, key)) as end_move:
+        for task_id in ids[MARKS_INLINE:]:
+            store.cancel(key, task_id, QUEUE_LEASE)
+        end_move()
+
+    assert {store.start(key, start(task_id)).mark for task_id in ids} == {"revoked"}
 
 
 def pairs(keys: list[str]) -> list[tuple[str, Any]]:

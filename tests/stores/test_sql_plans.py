@@ -31,6 +31,9 @@ FOUND_BY = {
     "all_followers": {"followers"},
     "delete_follower": {"followers"},
     "delete_followers": {"followers"},
+    "mark": {"marks"},
+    "delete_mark": {"marks"},
+    "sweep_marks": {"marks expire", "marks"},
 }
 NAMES = {
     "celery_unique_lock_expires": "expires",
@@ -44,6 +47,11 @@ NAMES = {
     "celery_unique_lock PRIMARY": "locks",
     "held PRIMARY": "locks",
     "celery_unique_lock_followers PRIMARY": "followers",
+    "celery_unique_lock_marks_expires": "marks expire",
+    "celery_unique_lock_marks_pkey": "marks",
+    "celery_unique_lock_marks USING PRIMARY KEY": "marks",
+    "celery_unique_lock_marks PRIMARY": "marks",
+    "marked PRIMARY": "marks",
 }
 
 
@@ -70,6 +78,7 @@ class Explained:
             "new_revision": 2,
             "record": "{}",
             "revision": 1,
+            "task_id": "7",
             "token": 1,
         }
 
@@ -109,6 +118,7 @@ def store(url: str) -> Iterator[SqlStore]:
     store.create_tables()
     sql_rows.fill(store, LOCKS)
     sql_rows.add_lapsed(store, LOCKS)
+    sql_rows.add_marks(store, 2 * LOCKS)
     yield store
     store.close()
 
@@ -132,7 +142,7 @@ def test_a_statement_finds_its_rows_by_an_index(explained: Explained, name: str)
 
 
 def test_every_statement_is_looked_at_or_only_inserts(store: SqlStore) -> None:
-    inserting = {"acquire", "insert", "put_follower"}
+    inserting = {"acquire", "insert", "put_follower", "put_mark"}
     # The first asks nothing of any row, the second locks the one that "see" then reads.
     others = {"ping", "lock"}
 

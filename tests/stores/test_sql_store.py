@@ -451,7 +451,8 @@ def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
 def test_the_table_can_be_made_by_hand(sql_url: str, key: str) -> None:
     store = SqlStore.from_url(sql_url, create_table=False, table="locks")
     with pytest.raises(
-        StoreUnavailable, match=r"tables locks and locks_followers must exist.*create_tables\(\)"
+        StoreUnavailable,
+        match=r"tables locks, locks_followers and locks_marks must exist.*create_tables\(\)",
     ):
         store.acquire(key, claim("task"))
 
@@ -521,7 +522,7 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_table(
     database = postgres_url.rpartition("/")[2]
     postgres_server.execute("DROP ROLE IF EXISTS writer")
     postgres_server.execute("CREATE ROLE writer LOGIN")
-    grant = "SELECT, INSERT, UPDATE, DELETE ON celery_unique_lock"
+    grant = "SELECT, INSERT, UPDATE, DELETE ON celery_unique_lock, celery_unique_lock_marks"
     postgres_server.execute(f"GRANT {grant} TO writer", database)
     store = SqlStore.from_url(postgres_url.replace("postgres@", "writer@"), timeout_s=PATIENCE_S)
 

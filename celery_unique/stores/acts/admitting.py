@@ -82,7 +82,7 @@ def _goes_on(record: Record, claim: Claim, now: int) -> bool:
     if own is None:
         # Over already: a copy ran to its end, or it was revoked or superseded. The
         # mark must stay, or the message of this attempt would run it once more.
-        mark = record.marks.get(claim.task_id)
+        mark = record.mark_of(claim.task_id, now)
         return mark is not None and mark.kind != "withdrawn"
     if own.state == "p":
         own.lease = max(own.lease, now + claim.grace_ms)
@@ -163,7 +163,7 @@ def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
         task.flag("c")
     # A mark would drop the new message at the gate, and an older message of this
     # id may still arrive: forget the mark, remember that there may be two.
-    was_known = record.marks.pop(claim.task_id, None) or record.tasks.pop(claim.task_id, None)
+    was_known = record.drop_mark(claim.task_id, now) or record.tasks.pop(claim.task_id, None)
     if was_known:
         task.flag("m")
     record.tasks[claim.task_id] = task

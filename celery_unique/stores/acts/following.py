@@ -35,7 +35,10 @@ def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
     if claim.task_id in record.tasks:
         return False
     seen = {claim.task_id}
-    while (mark := record.marks.get(holder)) and mark.by and mark.by not in seen:
+    for _ in range(100):  # not for ever: an orphan follows another task when it is looked after
+        mark = record.mark_of(holder, now)
+        if mark is None or not mark.by or mark.by in seen:
+            break
         seen.add(holder)
         holder = mark.by
     attach(record, claim, holder, now)

@@ -28,7 +28,7 @@ def stands_in_for(record: Record, task_id: str) -> list[str]:
     return found[1:]
 
 
-def finalise(record: Record, task_id: str, mark_until: int) -> None:
+def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
     """The task is published or runs: what it stands in for, down the chain, is over.
 
     Their messages are still out there, so each leaves a mark for the gate.
@@ -39,7 +39,8 @@ def finalise(record: Record, task_id: str, mark_until: int) -> None:
             del record.tasks[other_id]
             if other.in_canvas or other.expected:
                 record.tasks[task_id].flag("f")
-            record.marks[other_id] = Mark("superseded", max(other.lease, mark_until), task_id)
+            mark = Mark("superseded", max(other.lease, mark_until), task_id)
+            record.put_mark(other_id, mark, now)
             follow_instead(record, other_id, task_id)
 
 

@@ -32,7 +32,7 @@ def reap(record: Record, reaper: str, claim_ms: int, now: int) -> list[Orphan]:
             if joined.group in lost or i in unconfirmed
         ]
         found.sort(key=lambda one: (one[1].group != "", *age(one)))
-        return [_orphan(record, following, *one) for one in found[:ORPHANS_AT_ONCE]]
+        return [_orphan(record, following, *one, now) for one in found[:ORPHANS_AT_ONCE]]
     look_after(record, now)
     return []
 
@@ -41,9 +41,11 @@ def _claimed_by_another(following: Following, reaper: str, now: int) -> bool:
     return following.reaper_until > now and following.reaper != reaper
 
 
-def _orphan(record: Record, following: Following, follower_id: str, joined: Joined) -> Orphan:
+def _orphan(
+    record: Record, following: Following, follower_id: str, joined: Joined, now: int
+) -> Orphan:
     holder = following.holder_of(follower_id, joined)
-    mark = record.marks.get(holder)
+    mark = record.mark_of(holder, now)
     ended = holder in record.tasks and record.tasks[holder].terminal
     fate = mark.kind if mark is not None else "done" if ended else ""
     return Orphan(follower_id, holder, joined.message, not joined.group, fate)
@@ -68,7 +70,7 @@ def promote(
         if not joined.group:
             # Its message may have gone out: the gate drops it, for the result comes from the other.
             record.tasks.pop(follower_id, None)
-            record.marks[follower_id] = Mark("done", now + mark_ms)
+            record.put_mark(follower_id, Mark("done", now + mark_ms), now)
             move(record, follower_id, other)
         look_after(record, now)
         return "follows"
@@ -112,7 +114,7 @@ def _become_task(record: Record, follower_id: str, joined: Joined, grace_ms: int
         flags="m",  # more than one reaper may publish it
     )
     # A mark would drop the message at the gate.
-    record.marks.pop(follower_id, None)
+    record.drop_mark(follower_id, now)
     if record.following is not None:
         leave_group(record.following, follower_id, joined)
         record.following.promoted[follower_id] = now

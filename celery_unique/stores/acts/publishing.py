@@ -21,7 +21,7 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
     task = record.tasks[task_id]
     task.state = "w"
     task.lease = max(now, task.eta) + lease_ms
-    finalise(record, task_id, now + lease_ms)
+    finalise(record, task_id, now + lease_ms, now)
     stop_following(record, task_id)  # it was promoted: its message is out
     look_after(record, now)
 
@@ -34,7 +34,7 @@ def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     bring_back(record, task_id, now + mark_ms)
     del record.tasks[task_id]
     # The publish raised, yet it may have landed: the gate must drop that message.
-    record.marks[task_id] = Mark("withdrawn", now + mark_ms)
+    record.put_mark(task_id, Mark("withdrawn", now + mark_ms), now)
     look_after(record, now)
     return True
 
@@ -45,7 +45,7 @@ def help_holder(
     record.purge(now)
     task = record.tasks.get(task_id)
     if task is None:
-        mark = record.marks.get(task_id)
+        mark = record.mark_of(task_id, now)
         return "published" if mark is not None and mark.kind == "done" else "again"
     abandoned = task.is_abandoned(now)
     if task.state != "p" and not abandoned:
@@ -68,14 +68,14 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
         bring_back(record, task_id, now + mark_ms)
         del record.tasks[task_id]
         stop_following(record, task_id)
-    mark = record.marks.get(task_id)
+    mark = record.mark_of(task_id, now)
     follows = record.following is not None and task_id in record.followers
     if follows:
         move(record, task_id, task_id)  # nobody's follower: whoever looks finds it revoked
     elif mark is not None and mark.kind == "done":
         return "active"  # it has ended: a second message of it is no revoked task
     until = max(now + mark_ms, mark.until if mark is not None else 0)
-    record.marks[task_id] = Mark("revoked", until)
+    record.put_mark(task_id, Mark("revoked", until), now)
     look_after(record, now)
     return "cancelled"
 

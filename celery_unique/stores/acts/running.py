@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celery_unique.stores.base import Finish, Finished, Held, Start, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
 
@@ -12,7 +14,7 @@ from .limbo import bring_back, finalise, in_limbo
 def start(record: Record, start: Start, now_us: int) -> Started:
     now = now_us // 1000
     record.purge(now)
-    mark = record.marks.get(start.task_id)
+    mark = record.mark_of(start.task_id, now)
     if mark is not None:
         if mark.kind == "done":
             return Started("done")
@@ -46,7 +48,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     # task's end. So it stays only if it is renewed.
     task.lease = now + (start.run_lease_ms if lost else start.lease_ms)
     task.token = record.token
-    finalise(record, start.task_id, now + start.mark_ms)
+    finalise(record, start.task_id, now + start.mark_ms, now)
     stop_following(record, start.task_id)  # it runs itself
     look_after(record, now)
     return Started("run", task.token, lost)
@@ -84,9 +86,10 @@ def renew(record: Record, held: Held, now: int) -> int:
         if held.copies:
             task.flag("m")
         return 1 + number_of_followers(record, held.task_id)
-    mark = record.marks.get(held.task_id)
+    mark = record.mark_of(held.task_id, now)
     if mark is not None:  # beside a kept task too: this message must still meet it
-        mark.until = max(mark.until, now + held.lease_ms)
+        until = max(mark.until, now + held.lease_ms)
+        record.put_mark(held.task_id, replace(mark, until=until), now)
     has_started = task is not None and task.delivery and task.delivery == held.waits_as
     if task is not None and not task.terminal and not has_started:
         pending = task.state == "p"
@@ -97,7 +100,7 @@ def renew(record: Record, held: Held, now: int) -> int:
             task.held_until = max(task.held_until, now + held.held_ms)
         if pending:
             task.state = "w"  # a message in hand has been published
-            finalise(record, held.task_id, now + held.lease_ms)
+            finalise(record, held.task_id, now + held.lease_ms, now)
             stop_following(record, held.task_id)
             look_after(record, now)
     if task is None and mark is None:
@@ -158,7 +161,7 @@ def _end_limbo(record: Record, finish: Finish, now: int) -> None:
     if finish.state is State.CANCELLED:
         bring_back(record, finish.task_id, now + finish.mark_ms)
     else:
-        finalise(record, finish.task_id, now + finish.mark_ms)
+        finalise(record, finish.task_id, now + finish.mark_ms, now)
 
 
 def _may_finish(task: TaskEntry, finish: Finish) -> bool:
@@ -173,7 +176,7 @@ def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
     if task is None or not task.ending or task.delivery != finish.delivery:
         return
     if (mark_done or task.copies) and not finish.rejected:
-        record.marks[finish.task_id] = Mark("done", now + finish.mark_ms)
+        record.put_mark(finish.task_id, Mark("done", now + finish.mark_ms), now)
     _conclude(record, finish, now)
     look_after(record, now)
 
@@ -200,4 +203,4 @@ def _kept_until(task: TaskEntry, finish: Finish, now: int) -> int:
 
 def forget(record: Record, task_id: str, now: int) -> None:
     record.purge(now)
-    record.marks.pop(task_id, None)
+    record.drop_mark(task_id, now)

@@ -1,6 +1,6 @@
 -- acquire: admit a call as a pending task, or name the task that blocks it.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 grace,
 --          6 window or 0, 7 time to the ETA or 0, 8 letters of the final states to keep,
 --          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
@@ -19,7 +19,7 @@ local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
 local strategy, parent, max_wait = ARGV[11], ARGV[12], tonumber(ARGV[13])
 local message, again = ARGV[14], ARGV[16] == "1"
-local own, mark = record["t:" .. id], record["m:" .. id]
+local own, mark = record["t:" .. id], mark_of(id)
 
 local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
 local function blocked_by(holder, outcome)
@@ -129,7 +129,7 @@ end
 local flags = ARGV[15] .. ((own or mark) and "m" or "")
 write("t:" .. id, {1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
   after and after:sub(3) or "", arguments, since})
-if mark then write("m:" .. id, nil) end
+if mark then drop_mark(id) end
 stop_following(id)
 look_after()
 for _, field in ipairs(waiting) do

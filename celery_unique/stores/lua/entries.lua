@@ -3,7 +3,8 @@
 --
 -- KEYS[1]  the record of the key: a hash with a field t:<id> per task, m:<id> per mark, token,
 --          n, the name of its tasks, and f, while there are followers: when they are due, who looks
---          after them, whom each group follows and how many it has, who is promoted
+--          after them, whom each group follows and how many it has, who is promoted. m: alone, while
+--          there are marks beside the record: until when, and how many
 -- ARGV[1]  clock offset in ms
 -- Gives    now, stored (the fields in order), packed, is_abandoned, expire_at; the places of a
 --          task's values by name

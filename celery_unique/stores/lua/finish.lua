@@ -1,7 +1,7 @@
 -- finish: the body is over. Only the delivery that started may say so, or anyone when none is
 -- recorded (revoked or expired before the start, or the store was down at the gate).
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
 --          delivery is believed alive while it completes followers, 9 token of the start that

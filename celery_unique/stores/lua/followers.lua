@@ -1,6 +1,6 @@
 -- followers: who follows a task, or any task of the key. Reads only.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 id of the holder, or "" for all (times in ms)
 -- Returns  {id, id of its holder, what is stored of it, and so on for the next}, in no order
 local holder = ARGV[2]

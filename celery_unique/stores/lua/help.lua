@@ -1,14 +1,14 @@
 -- help: may a duplicate publish a copy of the message under the holder's id? Where that is pending,
 -- or waits and whoever had its message is believed dead.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id of the holder, 3 for how long no other caller may, of the
 --          latter (times in ms)
 -- Returns  "go" (remembered: there may be two messages), "again" (acquire again: the holder is
 --          gone, released or in limbo), "published" (nothing to do)
 local id = ARGV[2]
 
-local task, mark = record["t:" .. id], record["m:" .. id]
+local task, mark = record["t:" .. id], mark_of(id)
 if not task then return mark and mark[1] == "done" and "published" or "again" end
 local abandoned = is_abandoned(task)
 if task[STATE] ~= "p" and not abandoned then return "published" end

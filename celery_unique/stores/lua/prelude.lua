@@ -2,17 +2,28 @@
 --
 -- KEYS[2]  the followers, while there are any: a hash with a field per id
 -- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
+-- KEYS[4]  the marks beside the record, while there are any: a hash with a field per id
 -- Gives    record (field -> values, without what has lapsed), following, last_token, write, expire,
---          in_limbo, stands_in_for, finalise, bring_back
+--          mark_of, put_mark, drop_mark, in_limbo, stands_in_for, finalise, bring_back
+local MARKS_INLINE = 16  -- how many marks the record holds itself
+local LOOKED_AT = 3  -- of those beside it when one is added; more than one, so that they become fewer
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
 local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
+local marks = 0
 
--- Given only the record, as in a cluster that is moving the slot: no key may be named there that
--- does not exist. It will do, unless the key has followers.
-if not KEYS[2] then
+-- Given only some of the keys, as in a cluster that is moving the slot: no key may be named there
+-- that does not exist. The record, and the marks beside it; or all but those marks; or the record
+-- alone. That will do, unless there is more of this key.
+local beside = KEYS[4] or (#KEYS == 2 and KEYS[2]) or nil
+if #KEYS < 4 then
+  local followed, marked = false, false
   for i = 1, #stored, 2 do
-    if stored[i] == "f" then return redis.error_reply("FOLLOWED all three keys are needed") end
+    followed, marked = followed or stored[i] == "f", marked or stored[i] == "m:"
+  end
+  if (followed and #KEYS < 3) or (marked and not beside) then
+    local number = followed and (marked and 4 or 3) or 2
+    return redis.error_reply("NEEDSKEYS " .. number .. " of the four keys")
   end
 end
 
@@ -31,6 +42,7 @@ for i = 1, #stored, 2 do
   elseif values and (values[LEASE] or values[2]) > now then
     for n = values[LEASE] and #values + 1 or HELD + 1, HELD do values[n] = NUMBERS[n] or "" end
     record[field] = values
+    if not values[LEASE] and field ~= "m:" then marks = marks + 1 end
   elseif values then
     redis.call("HDEL", key, field)
     if values[LEASE] then lapsed[field:sub(3)] = values[BY] or "" end
@@ -67,6 +79,44 @@ local function write(field, values)
     redis.call("HSET", key, field, packed(values, shared_name))
   else redis.call("HDEL", key, field) end
   return expire()
+end
+
+-- The mark of an id: in the record, or beside it once that has no room. There it is found by its
+-- id alone, so that an act costs the same however many there are.
+local function mark_of(id)
+  local mark = record["m:" .. id]
+  if mark or not record["m:"] then return mark end
+  local value = redis.call("HGET", beside, id)
+  mark = value and cjson.decode(value)
+  return mark and mark[2] > now and mark or nil
+end
+
+local function put_mark(id, mark)
+  local field, more = "m:" .. id, record["m:"]
+  local has_room = not beside or (not more and marks < MARKS_INLINE)
+  if has_room or record[field] then
+    if not record[field] then marks = marks + 1 end
+    return write(field, mark)
+  end
+  redis.call("HSET", beside, id, cjson.encode(mark))
+  local some = redis.call("HRANDFIELD", beside, LOOKED_AT, "WITHVALUES")
+  for i = 1, #some, 2 do
+    if cjson.decode(some[i + 1])[2] <= now then redis.call("HDEL", beside, some[i]) end
+  end
+  local latest = math.max(mark[2], more and more[2] or 0)
+  redis.call("PEXPIREAT", beside, latest - math.min(offset, 0))
+  return write("m:", {"more", latest, redis.call("HLEN", beside)})
+end
+
+local function drop_mark(id)
+  local more = record["m:"]
+  if record["m:" .. id] then
+    marks = marks - 1
+    return write("m:" .. id, nil)
+  end
+  if not more or redis.call("HDEL", beside, id) == 0 then return nil end
+  local left = redis.call("HLEN", beside)
+  return write("m:", left > 0 and {"more", more[2], left} or nil)
 end
 
 -- A replacement that has lapsed leaves what it stood in for to its own, if any.
@@ -113,7 +163,7 @@ local function finalise(id, mark_until)
         own[FLAGS] = own[FLAGS] .. "f"
         write("t:" .. id, own)
       end
-      write("m:" .. over[n], {"superseded", math.max(task[LEASE], mark_until), id})
+      put_mark(over[n], {"superseded", math.max(task[LEASE], mark_until), id})
       write("t:" .. over[n], nil)
       for _, group in pairs(following and following.g or {}) do
         if group[1] == over[n] then group[1] = id end

@@ -1,6 +1,6 @@
 -- promote: what becomes of an orphan whose holder left no result.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 id of the follower, 3 name of the reaper, 4 grace, 5 how long a
 --          mark stays (times in ms)
 -- Returns  "follows" (another task of the key, as all orphans of its holder do), "publish" (it is
@@ -44,7 +44,7 @@ if other then
   if promoted then
     -- Its message may have gone out: the gate drops it, for the result comes from the other.
     write("t:" .. id, nil)
-    write("m:" .. id, {"done", now + mark_for})
+    put_mark(id, {"done", now + mark_for})
     move(id, other)
   end
   look_after()
@@ -52,7 +52,7 @@ if other then
 end
 write("t:" .. id, {1, "p", now, now + grace, name, kept > 0 and now + kept or 0, 0, keep, 0, 0, "",
   0, "", "m", "", "", arguments, 0})
-write("m:" .. id, nil)  -- it would drop the message at the gate
+drop_mark(id)  -- it would drop the message at the gate
 leave_group(id, facts)
 following.p[id] = now
 facts[GROUP] = ""

@@ -1,6 +1,6 @@
 -- reap: claim the key's orphans, followers that nobody else will complete, for one reaper.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 name of the reaper, 3 how long its claim lasts, 4 how many to tell
 --          of at most (times in ms)
 -- Returns  {id, id of its holder, what became of that, what is stored of it, and so on for the
@@ -41,7 +41,7 @@ local reply = {}
 for n = 1, math.min(#found, most) do
   local id, facts, value = unpack(found[n])
   local holder = holder_of(id, facts)
-  local mark, task = record["m:" .. holder], record["t:" .. holder]
+  local mark, task = mark_of(holder), record["t:" .. holder]
   local fate = mark and mark[1] or task and task[STATE]:find("[cdx]") and "done" or ""
   for _, each in ipairs({id, holder, fate, value}) do reply[#reply + 1] = each end
 end

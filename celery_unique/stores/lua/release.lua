@@ -1,6 +1,6 @@
 -- release: an operator lets go of the key's live tasks, or of one of them.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, or "" for all (times in ms)
 -- Returns  how many were released
 local only = ARGV[2]

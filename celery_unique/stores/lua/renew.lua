@@ -1,6 +1,6 @@
 -- renew: extend the leases of one message that a worker still holds. Never creates.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
 --          4 lease, 5 delivery lease (times in ms), 6 "1": the message may come back while it runs,
 --          7 the delivery as which a message that is only held starts, 8 for how long the worker
@@ -9,7 +9,7 @@
 local id, delivery = ARGV[2], ARGV[3]
 local lease, run_lease = tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local task, mark = record["t:" .. id], record["m:" .. id]
+local task, mark = record["t:" .. id], mark_of(id)
 local function followers()
   local count = 0
   for _, group in pairs(following and following.g or {}) do
@@ -29,7 +29,7 @@ if delivery ~= "" then
 end
 if mark then  -- beside a kept task too: this message must still meet it
   mark[2] = math.max(mark[2], now + lease)
-  write("m:" .. id, mark)
+  put_mark(id, mark)
 end
 local has_started = task and task[DELIVERY] ~= "" and task[DELIVERY] == ARGV[7]
 if task and not over and not has_started then

@@ -1,6 +1,6 @@
 -- retry: the task waits for its next try, and the delivery that ran it lets go of it.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 lease, 5 "1" when there may be two messages
 --          (times in ms)
 -- Returns  1 done, 0 no effect: not active, or another delivery's

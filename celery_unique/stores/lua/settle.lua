@@ -1,6 +1,6 @@
 -- settle: result and acknowledgement are done, so the ending task may go.
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms),
 --          8 "1" when the message was rejected: it may come back, and is then to run
@@ -12,7 +12,7 @@ local rejected = ARGV[8] == "1"
 local field, task = "t:" .. id, record["t:" .. id]
 if not task or not task[FLAGS]:find("e") or task[DELIVERY] ~= delivery then return 0 end
 if (mark_done or task[FLAGS]:find("m")) and not rejected then
-  write("m:" .. id, {"done", now + mark_for})
+  put_mark(id, {"done", now + mark_for})
 end
 local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
 if not task[KEEP]:find(state) or keep_until <= now then

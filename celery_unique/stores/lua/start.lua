@@ -1,6 +1,6 @@
 -- start: the gate. May this delivery run its body now?
 --
--- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 task name, 5 lease, 6 delivery lease;
 --          from the header, for a record that is lost: 7 created_at or 0, 8 window or 0,
 --          9 letters of the final states to keep, 10 arguments; 11 how long the marks of
@@ -11,7 +11,7 @@ local id, delivery, name = ARGV[2], ARGV[3], ARGV[4]
 local lease, run_lease, created = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local window, keep, arguments, mark_for = tonumber(ARGV[8]), ARGV[9], ARGV[10], tonumber(ARGV[11])
 
-local task, mark = record["t:" .. id], record["m:" .. id]
+local task, mark = record["t:" .. id], mark_of(id)
 if mark then return mark[1] == "done" and {"done"} or {"superseded", mark[1], mark[3] or ""} end
 if task then
   local ending = task[FLAGS]:find("e")

@@ -36,7 +36,7 @@ class RedisActing:
         return (
             "EVALSHA",
             script.sha,
-            3,
+            4,
             *self._layout.names_of(key),
             self.clock_offset_ms,
             *arguments,

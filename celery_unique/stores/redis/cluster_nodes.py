@@ -125,10 +125,10 @@ class ClusterConnections(MovingConnections):
         if word == "ASK":
             asked.server, asked.asking = self._node(node), True
             return True
-        if word == "FOLLOWED" and asked.whole is not None:
-            asked.command, asked.whole = asked.whole, None
+        if word == "NEEDSKEYS" and asked.whole is not None:
+            _name_only(asked, int(str(reply).split(" ")[1]))
         elif word == "TRYAGAIN":
-            _name_the_record_alone(asked)
+            _name_fewer_keys(asked)
         elif word == "MOVED":
             self._moved[slot] = node
         elif word not in NOT_NOW:
@@ -224,18 +224,28 @@ def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
     return word, int(facts[0]), host, int(port)
 
 
-def _name_the_record_alone(asked: Asked) -> None:
+def _name_fewer_keys(asked: Asked) -> None:
     """In a slot that is being moved, keys that do not exist must not be named beside others.
 
-    A key without followers, which is nearly every one, has only its record.
+    A key without followers and with few marks, which is nearly every one, has only its record. An
+    act that is about followers needs them named, but hardly ever the marks beside the record.
     """
-    name, script, number, *rest = asked.command
-    if name not in SCRIPTED or number != 3 or script not in RECORD_ONLY:
+    whole = asked.whole or asked.command
+    name, script, number, *rest = whole
+    if name not in SCRIPTED or number != 4:
         return
-    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-2] != ""
-    if not adds_a_follower:
-        asked.whole = asked.command
-        asked.command = (name, script, 1, rest[0], *rest[3:])
+    asked.whole = whole
+    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-3] != ""
+    _name_only(asked, 1 if script in RECORD_ONLY and not adds_a_follower else 3)
+
+
+def _name_only(asked: Asked, number: int) -> None:
+    """The keys that exist, as the script has said: with the record the marks beside it, or the
+    followers and the due set, or all of them."""
+    name, script, _, record, followers, due, marks, *rest = asked.whole or asked.command
+    some = {1: (record,), 2: (record, marks), 3: (record, followers, due)}
+    keys = some.get(number, (record, followers, due, marks))
+    asked.command = (name, script, len(keys), *keys, *rest)
 
 
 def _key_in(command: Command) -> str | None:

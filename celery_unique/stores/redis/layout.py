@@ -10,6 +10,9 @@ Redis packs a hash tightly.
 While a key has followers its hash has a field ``f``, a second hash ``...cu:{<bucket>}f:<key>``
 holds them, a field for each, and the key is in the bucket's sorted set ``...cu:{<bucket>}due``
 (both with the namespace, if any, after the word).
+
+Marks beyond the first 16 lie in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
+While there are any the record has a field ``m:`` without an id: until when, and how many.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from celery_unique.stores.following import Following
-from celery_unique.stores.record import Mark, Record, TaskEntry
+from celery_unique.stores.record import BESIDE, Mark, Record, TaskEntry
 
 #: Part of the key version: a key, and what later belongs to it, share one cluster slot.
 BUCKETS = 64
@@ -33,6 +36,7 @@ class Names(NamedTuple):
     record: str
     followers: str
     due: str
+    marks: str
 
 
 class Layout:
@@ -43,12 +47,14 @@ class Layout:
         self._tail = f"}}{place}:"
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
+        self._marks_tail = f"}}m{place}:"
         #: What the names in each bucket begin with; all of it where there is one for the bucket.
         self._starts = [
             (
                 f"{self._head}{bucket}{self._tail}",
                 f"{self._head}{bucket}{self._followers_tail}",
                 f"{self._head}{bucket}{self._due_tail}",
+                f"{self._head}{bucket}{self._marks_tail}",
             )
             for bucket in range(BUCKETS)
         ]
@@ -60,11 +66,11 @@ class Layout:
         return self._starts[bucket_of(key)][0] + key
 
     def names_of(self, key: str) -> Names:
-        record, followers, due = self._starts[bucket_of(key)]
-        return Names(record + key, followers + key, due)
+        record, followers, due, marks = self._starts[bucket_of(key)]
+        return Names(record + key, followers + key, due, marks + key)
 
     def due_sets(self) -> list[str]:
-        return [due for _, _, due in self._starts]
+        return [due for _, _, due, _ in self._starts]
 
     def key_of(self, name: str) -> str | None:
         found = self._named.match(name)
@@ -94,6 +100,8 @@ def record_of(fields: list[bytes], now: int) -> Record:
                 values[4] = ""
                 nameless.add(task_id)
             record.tasks[task_id] = TaskEntry.unpacked(values)
+        elif kind == "m" and task_id == BESIDE:
+            _, record.more_until, record.more_marks = json.loads(value)[:3]
         elif kind == "m":
             record.marks[task_id] = Mark(*json.loads(value)[:3])
         elif kind == "n":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
@@ -21,7 +22,7 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.record import LETTER_OF, STATE_OF, Record
+from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
 
 from . import diagnosis, scripts
 from .acting import BATCH
@@ -238,6 +239,14 @@ class RedisStore(RedisFollowing):
         clock, fields = self._ask([("TIME",), ("HGETALL", name)], [name])
         now = self._now(clock)
         return record_of(fields, now), now
+
+    def mark(self, key: str, task_id: str) -> Mark | None:
+        names = self._layout.names_of(key)
+        reads = [("HGET", names.record, f"m:{task_id}"), ("HGET", names.marks, task_id)]
+        clock, inline, beside = self._ask([("TIME",), *reads], [names.record])
+        value = inline or beside
+        mark = Mark(*json.loads(value)[:3]) if value else None
+        return mark if mark is not None and mark.until > self._now(clock) else None
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         """SCAN passes by every key of the database, those of others too."""

@@ -29,11 +29,16 @@ class MySqlStatements(Statements):
 
     def _indexes_in_table(self) -> str:
         """CREATE INDEX cannot say IF NOT EXISTS on MySQL, nor leave rows out."""
-        columns = {"expires": "expires_at", "due": "due_at"}
-        return "".join(
-            f",\n    INDEX {self._quoted(f'{self._name}_{name}')} (namespace, {column})"
-            for name, column in columns.items()
-        )
+        return self._declared("expires", "expires_at") + self._declared("due", "due_at")
+
+    def _marks_indexes(self) -> list[str]:
+        return []
+
+    def _marks_index_in_table(self) -> str:
+        return self._declared("marks_expires", "expires_at")
+
+    def _declared(self, name: str, column: str) -> str:
+        return f",\n    INDEX {self._quoted(f'{self._name}_{name}')} (namespace, {column})"
 
     def _acquire(self) -> str:
         us = _US.format("NOW")
@@ -106,3 +111,21 @@ class MySqlStatements(Statements):
             INSERT INTO {self._followers} (namespace, lock_key, follower_id, facts, message)
             VALUES (:namespace, :key, :follower_id, :facts, :message)
             ON DUPLICATE KEY UPDATE facts = VALUES(facts), message = VALUES(message)"""
+
+    def _put_mark(self) -> str:
+        return f"""
+            INSERT INTO {self._marks}
+                (namespace, lock_key, task_id, kind, expires_at, replaced_by)
+            VALUES (:namespace, :key, :task_id, :kind, :until, :by)
+            ON DUPLICATE KEY UPDATE kind = VALUES(kind), expires_at = VALUES(expires_at),
+                replaced_by = VALUES(replaced_by)"""
+
+    def _sweep_marks(self) -> str:
+        lapsed = f"expires_at <= {_US.format('NOW')} DIV 1000"
+        return f"""
+            DELETE marked FROM {self._marks} AS marked
+            JOIN (SELECT lock_key AS lapsed_key, task_id AS lapsed_id FROM {self._marks}
+                WHERE namespace = :namespace AND {lapsed}
+                ORDER BY expires_at LIMIT :batch) AS lapsed
+                ON lock_key = lapsed_key AND task_id = lapsed_id
+            WHERE namespace = :namespace AND {lapsed}"""

@@ -1,4 +1,5 @@
-"""The SQL of the lock table and of its followers. Every statement is complete in itself."""
+"""The SQL of the lock table, of its followers and of its marks. Every statement is complete in
+itself."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ _SEEN = (
 )
 _THIS = "namespace = :namespace AND lock_key = :key"
 _ONE = f"{_THIS} AND follower_id = :follower_id"
+_ONE_MARK = f"{_THIS} AND task_id = :task_id"
 
 
 class Statements:
@@ -30,6 +32,7 @@ class Statements:
         self._dialect = dialect
         self._table = self._quoted(table)
         self._followers = self._quoted(f"{table}_followers")
+        self._marks = self._quoted(f"{table}_marks")
         self._name = table.rpartition(".")[2]
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
@@ -45,6 +48,7 @@ class Statements:
         self.ping = _text(
             f"SELECT (SELECT count(*) FROM {self._table} WHERE 1 = 0)"
             f" + (SELECT count(*) FROM {self._followers} WHERE 1 = 0)"
+            f" + (SELECT count(*) FROM {self._marks} WHERE 1 = 0)"
         )
         self.follower = _text(f"SELECT facts, message FROM {self._followers} WHERE {_ONE}")
         self.all_followers = _text(
@@ -53,6 +57,12 @@ class Statements:
         self.put_follower = _text(self._put_follower())
         self.delete_follower = _text(f"DELETE FROM {self._followers} WHERE {_ONE}")
         self.delete_followers = _text(f"DELETE FROM {self._followers} WHERE {_THIS}")
+        self.mark = _text(
+            f"SELECT kind, expires_at, replaced_by FROM {self._marks} WHERE {_ONE_MARK}"
+        )
+        self.put_mark = _text(self._put_mark())
+        self.delete_mark = _text(f"DELETE FROM {self._marks} WHERE {_ONE_MARK}")
+        self.sweep_marks = _text(self._sweep_marks())
 
     def ddl(self) -> list[str]:
         """What creates the tables, for people without the rights to let us do it."""
@@ -84,20 +94,37 @@ CREATE TABLE IF NOT EXISTS {self._followers} (
     message        {self._dialect.text:<12} NOT NULL,
     PRIMARY KEY (namespace, lock_key, follower_id)
 ){self._followers_suffix}""",
+            f"""\
+CREATE TABLE IF NOT EXISTS {self._marks} (
+    namespace      VARCHAR(100) NOT NULL,
+    lock_key       VARCHAR(255) NOT NULL,
+    task_id        VARCHAR(255) NOT NULL,
+    kind           VARCHAR(20)  NOT NULL,
+    expires_at     BIGINT       NOT NULL,
+    replaced_by    VARCHAR(255) NOT NULL,
+    PRIMARY KEY (namespace, lock_key, task_id){self._marks_index_in_table()}
+){self._dialect.table_suffix}""",
+            *self._marks_indexes(),
         ]
 
     def _indexes(self) -> list[str]:
         return [
-            self._index("expires", "expires_at"),
-            self._index("due", "due_at") + self._dialect.only_due,
+            self._index("expires", self._table, "expires_at"),
+            self._index("due", self._table, "due_at") + self._dialect.only_due,
         ]
 
-    def _index(self, name: str, column: str) -> str:
-        where = f"{self._table} (namespace, {column})"
+    def _marks_indexes(self) -> list[str]:
+        return [self._index("marks_expires", self._marks, "expires_at")]
+
+    def _index(self, name: str, table: str, column: str) -> str:
+        where = f"{table} (namespace, {column})"
         return f'CREATE INDEX IF NOT EXISTS "{self._name}_{name}" ON {where}'
 
     def _indexes_in_table(self) -> str:
         """Those that are declared with the table."""
+        return ""
+
+    def _marks_index_in_table(self) -> str:
         return ""
 
     def _quoted(self, table: str) -> str:
@@ -218,6 +245,26 @@ CREATE TABLE IF NOT EXISTS {self._followers} (
             VALUES (:namespace, :key, :follower_id, :facts, :message)
             ON CONFLICT (namespace, lock_key, follower_id)
             DO UPDATE SET facts = excluded.facts, message = excluded.message"""
+
+    def _put_mark(self) -> str:
+        return f"""
+            INSERT INTO {self._marks}
+                (namespace, lock_key, task_id, kind, expires_at, replaced_by)
+            VALUES (:namespace, :key, :task_id, :kind, :until, :by)
+            ON CONFLICT (namespace, lock_key, task_id) DO UPDATE SET kind = excluded.kind,
+                expires_at = excluded.expires_at, replaced_by = excluded.replaced_by"""
+
+    def _sweep_marks(self) -> str:
+        """As ``_sweep``."""
+        lapsed = f"expires_at <= (SELECT us / 1000 FROM {self._clock()} AS clock)"
+        return f"""
+            WITH lapsed AS MATERIALIZED (
+                SELECT lock_key, task_id FROM {self._marks}
+                WHERE namespace = :namespace AND {lapsed}
+                ORDER BY expires_at LIMIT :batch {self._dialect.skip_locked})
+            DELETE FROM {self._marks} WHERE namespace = :namespace AND +{lapsed}
+                AND (lock_key, task_id) IN (SELECT lock_key, task_id FROM lapsed)
+            RETURNING lock_key"""
 
 
 def _text(sql: str) -> TextClause:

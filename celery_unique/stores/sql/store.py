@@ -5,8 +5,9 @@ read, the act is run on its record, and the record is written back only where
 the row is still the one that was read (compare-and-set on its revision). A new
 key and a plain duplicate, which is nearly every call, take one statement.
 
-Followers have a row each in a second table. An act on a key that has followers, or gets its
-first one, is a transaction in which the key's row is locked.
+Followers have a row each in a second table, and marks that have no room in the record in a third.
+An act on a key that has either, or gets its first one, is a transaction in which the key's row is
+locked.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .database import Database, Session
 from .diagnosis import Diagnosis, diagnose
 from .dialects import DIALECTS
 from .followers import FollowerRows
+from .marks import MarkRows
 from .mysql_statements import MySqlStatements
 from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
@@ -54,13 +56,12 @@ class _MustBeAlone(Exception):
 
 
 class SqlStore(RecordedStore):
-    """A table of locks and one of followers, on SQLite, PostgreSQL, MariaDB or MySQL."""
+    """Tables of locks, followers and marks, on SQLite, PostgreSQL, MariaDB or MySQL."""
 
     guarantee: Guarantee = "strong"
     mechanism = (
         "one row a key: an INSERT that makes it or finds it, and compare-and-set on a revision, in "
-        "autocommit; "
-        "with followers a transaction"
+        "autocommit; with followers, or many replaced tasks, a transaction"
     )
 
     def __init__(self, options: Options) -> None:
@@ -141,11 +142,11 @@ class SqlStore(RecordedStore):
                 return self._acquire_alone(session, key, claim)
             counted = row.counted(claim)
             record = row.load(row.conflicts - counted)
-            followed = record.following is not None
+            has_rows = _has_rows(record)
             reply = acts.acquire(record, claim, row.now)
             if counted and reply.outcome != "created":
                 return reply
-            if followed:
+            if has_rows:
                 return self._acquire_alone(session, key, claim)
             if self._write(session, key, row, record):
                 return reply
@@ -188,12 +189,15 @@ class SqlStore(RecordedStore):
         followed = record.following is not None
         if alone:
             record.followers = FollowerRows(session, self._statements, self._values(key))
-        elif followed:
-            raise _MustBeAlone  # its followers are rows too
+            record.beside = MarkRows(session, self._statements, self._values(key))
+        elif _has_rows(record):
+            raise _MustBeAlone
         record.purge(row.now)
         forgotten = followed and record.following is None
         before = (record.dumps(), record.token, sole_task(record))
         reply = act(record, row.now_us)
+        if not alone and record.more_until:
+            raise _MustBeAlone  # it left a mark that is to be a row
         after = (record.dumps(), record.token, sole_task(record))
         # Duplicates that are counted meanwhile stay right while their holder stays.
         same_holder = after[2] is not None and after[2] == before[2]
@@ -314,10 +318,13 @@ class SqlStore(RecordedStore):
         for key in abandoned:
             self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
         values = self._values() | {"batch": batch}
-        swept = self._database.run(
-            lambda session: _count(session.execute(self._statements.sweep, values))
-        )
-        return len(abandoned) + swept
+
+        def swept(session: Session, statement: TextClause) -> int:
+            return _count(session.execute(statement, values))
+
+        locks = self._database.run(lambda session: swept(session, self._statements.sweep))
+        marks = self._database.run(lambda session: swept(session, self._statements.sweep_marks))
+        return len(abandoned) + locks + marks
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
@@ -329,6 +336,11 @@ class SqlStore(RecordedStore):
     def close(self) -> None:
         self._one_way.drain(self._options.timeout_s)
         self._database.close()
+
+
+def _has_rows(record: Record) -> bool:
+    """Whether a part of what is known of the key are rows of the other tables."""
+    return record.following is not None or record.more_until > 0
 
 
 def _alive(row: Row) -> Record:
