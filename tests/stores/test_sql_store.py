@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -810,3 +811,42 @@ def test_through_a_pooler_no_session_is_set_up(postgres_url: str, key: str) -> N
 
     assert store._database.run(asked) == (0, "0")
     store.close()
+
+
+def test_a_deleted_sqlite_file_is_made_anew_for_all_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has it open would go on with the deleted file, and others with a new one."""
+    path = tmp_path / "locks.db"
+    with (
+        closing(open_store(f"sqlite:///{path}")) as mine,
+        closing(open_store(f"sqlite:///{path}")) as of_another,
+    ):
+        key = fresh_key()
+        publish(mine, key, "first")
+        assert of_another.acquire(key, claim("second")).outcome == "duplicate"
+        for name in ("locks.db", "locks.db-wal", "locks.db-shm"):
+            (tmp_path / name).unlink(missing_ok=True)
+
+        assert mine.acquire(key, claim("third")).outcome == "created"
+        mine.confirm(key, "third", MINUTE)
+        mine.flush()
+        assert of_another.acquire(key, claim("fourth")).outcome == "duplicate"
+
+    said = [one for one in caplog.records if "was deleted or replaced" in one.getMessage()]
+    assert [one.levelname for one in said] == ["WARNING", "WARNING"]  # one of each store
+
+
+def test_a_clock_set_back_keeps_a_dead_workers_key_as_much_longer(sqlite_url: str) -> None:
+    with closing(open_store(sqlite_url)) as store:
+        key = fresh_key()
+        publish(store, key, "first")
+        store.start(key, start("first", "celery@dead/1/2/3"))
+        run_lease = store.read(key)[0].tasks["first"].lease - store.read(key)[1]
+        back = 10 * MINUTE
+        store.clock_offset_ms -= back
+
+        store.clock_offset_ms += run_lease + 1000
+        assert store.acquire(key, claim("second")).outcome == "duplicate"
+        store.clock_offset_ms += back
+        assert store.acquire(key, claim("third")).outcome == "created"

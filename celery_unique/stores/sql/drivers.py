@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import select
 import selectors
 import time
@@ -21,6 +23,8 @@ from .url_check import SETTING
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+logger = logging.getLogger(__name__)
 
 #: How long SQLite itself waits for another process's write lock. It sleeps without letting a
 #: gevent hub go on, so it waits briefly and the store asks again until its time-out.
@@ -82,14 +86,44 @@ def _check_sqlite_version() -> None:
 
 def _prepare_sqlite(engine: Engine, synchronous: str) -> None:
     from sqlalchemy import event
+    from sqlalchemy.exc import DisconnectionError
+
+    path = engine.url.database or ""
+    replaced: set[tuple[int, int]] = set()
+
+    @event.listens_for(engine, "checkout")
+    def check_file(_connection: Any, record: Any, _proxy: Any) -> None:
+        """A deleted file lives on for those who have it open, and other processes make a new one:
+        each would admit its own tasks."""
+        opened = record.info["file"]
+        if _identity(path) == opened:
+            return
+        if opened not in replaced:
+            replaced.add(opened)
+            logger.warning(
+                "The lock store's file %s was deleted or replaced while it was in use. Its locks "
+                "are gone, as if they had lapsed: a call may be admitted beside a task that still "
+                "waits or runs. Stop all workers before a file of locks is deleted.",
+                path,
+            )
+        raise DisconnectionError("the file was deleted or replaced")
 
     @event.listens_for(engine, "connect")
-    def set_up(connection: Any, _record: Any) -> None:
+    def set_up(connection: Any, record: Any) -> None:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         # Asked first: switching takes the whole file, and it stays switched.
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
         connection.execute(f"PRAGMA synchronous = {synchronous}")
+        record.info["file"] = _identity(path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)  # noqa: PTH116  it is asked for by every act
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _prepare_psycopg(engine: Engine, deadline: Deadline) -> None:
