@@ -308,7 +308,7 @@ class UniqueTaskCoordinator(Asking):
                 send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
             except BaseException:
                 # Nothing went out: the next call is to try it at once.
-                self._say_held(attempt, replace(published, lease_ms=0, returned=False, held_ms=1))
+                self._say_held(attempt, replace(published, lease_ms=0, held_ms=1))
                 raise
             self._say_held(attempt, published)
         return None if verdict == "again" else holder

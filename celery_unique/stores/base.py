@@ -154,7 +154,8 @@ class Held:
     waits_as: str = ""
     #: Of such a message: for how long this worker is believed to be alive with it; 0: not said.
     held_ms: int = 0
-    #: Of such a message: it is in the broker again.
+    #: Of such a message: whoever had it, has it no more. It is in the broker; or, where ``held_ms``
+    #: is given besides, what was said of it so far does not count.
     returned: bool = False
 
 

@@ -96,7 +96,7 @@ def renew(record: Record, held: Held, now: int) -> int:
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
         if held.returned:
             task.held_until = 0
-        elif held.held_ms and task.state != "r":
+        if held.held_ms and task.state != "r":
             task.held_until = max(task.held_until, now + held.held_ms)
         if pending:
             task.state = "w"  # a message in hand has been published

@@ -37,11 +37,8 @@ if task and not over and not has_started then
   if pending then task[STATE] = "w" end  -- a message in hand has been published
   task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)
   local held = tonumber(ARGV[8])
-  if ARGV[9] == "1" then
-    task[HELD] = 0
-  elseif held > 0 and task[STATE] ~= "r" then
-    task[HELD] = math.max(task[HELD], now + held)
-  end
+  if ARGV[9] == "1" then task[HELD] = 0 end
+  if held > 0 and task[STATE] ~= "r" then task[HELD] = math.max(task[HELD], now + held) end
   write("t:" .. id, task)
   if pending then
     finalise(id, now + lease)
