@@ -18,10 +18,14 @@ from celery.utils.functional import maybe_list
 from kombu import serialization
 
 from .continuations import BODY_OVER
+from .exceptions import ConfigurationError
 from .header import HEADER, LockHeader
 from .timing import delay_ms, expires_ms
 
 VERSION = 1
+
+#: Stands before a message that was encoded by the user's codec.
+ENCODED = "encoded:"
 
 _kombu: Any = serialization  # typed in part only
 
@@ -104,7 +108,8 @@ class FollowerCall:
             lease_ms=lease_ms,
         )
 
-    def dumps(self) -> str:
+    def dumps(self, codec: Any = None) -> str:
+        """As text for the lock store; encoded, where there is a ``unique_follower_codec``."""
         payload = [self.args, self.kwargs, dict(self.options)]
         content_type, encoding, body = _kombu.dumps(payload, serializer=self.serializer)
         binary = isinstance(body, bytes)
@@ -119,11 +124,12 @@ class FollowerCall:
             "grace": self.grace_ms,
             "lease": self.lease_ms,
         }
-        return json.dumps(document, separators=(",", ":"))
+        text = json.dumps(document, separators=(",", ":"))
+        return text if codec is None else _encoded(codec, text)
 
     @classmethod
-    def loads(cls, app: Any, text: str) -> FollowerCall:
-        document = json.loads(text)
+    def loads(cls, app: Any, text: str, codec: Any = None) -> FollowerCall:
+        document = json.loads(_decoded(codec, text))
         body = document["body"]
         args, kwargs, options = _kombu.loads(
             base64.b64decode(body) if document["binary"] else body,
@@ -200,6 +206,35 @@ class FollowerCall:
 
     def delay_ms(self, app: Any) -> int:
         return delay_ms(app, self.options)
+
+
+def _encoded(codec: Any, text: str) -> str:
+    try:
+        encoded = codec.encode(text.encode())
+    except Exception as error:
+        raise ConfigurationError(
+            f"unique_follower_codec: encode failed ({error!r}): nothing was published",
+            setting="unique_follower_codec",
+        ) from error
+    if not isinstance(encoded, bytes):
+        raise ConfigurationError(
+            f"unique_follower_codec: encode returned {type(encoded).__name__}: it must be bytes",
+            setting="unique_follower_codec",
+        )
+    return ENCODED + base64.b64encode(encoded).decode()
+
+
+def _decoded(codec: Any, text: str) -> str:
+    """One that was stored before the codec was set is read as it is."""
+    if not text.startswith(ENCODED):
+        return text
+    if codec is None:
+        raise ConfigurationError(
+            "A follower's message in the lock store is encoded, and this process has no "
+            "unique_follower_codec: give it the one that the callers have.",
+            setting="unique_follower_codec",
+        )
+    return bytes(codec.decode(base64.b64decode(text.removeprefix(ENCODED)))).decode()
 
 
 def _portable(app: Any, task_id: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def may_follow(runtime: Runtime, outgoing: Outgoing) -> Outgoing:
     )
     # A caller who may not learn who holds a key may not get its result either.
     joins = attempt.policy.on_conflict in FOLLOWING and not runtime.settings.conceal_holder
-    join = follower.dumps() if joins else ""
+    join = follower.dumps(runtime.settings.follower_codec) if joins else ""
     attempt = replace(attempt, join=join, canvas=is_in_canvas(options), own_life=True)
     return replace(outgoing, attempt=attempt, follower=follower, has_own_life=own_life)
 

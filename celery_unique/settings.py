@@ -94,6 +94,29 @@ def _secret(name: str, value: object) -> bytes:
     )
 
 
+def _codec(name: str, value: object) -> Any:
+    if isinstance(value, str):
+        from celery.utils.imports import symbol_by_name  # not loaded by whoever imports this module
+
+        try:
+            value = symbol_by_name(value)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{name}: {shown(value)} cannot be imported ({error}): give the path of an object, "
+                "such as 'shop.crypto:codec'",
+                setting=name,
+            ) from error
+    if isinstance(value, type) or not all(
+        callable(getattr(value, method, None)) for method in ("encode", "decode")
+    ):
+        raise ConfigurationError(
+            f"{name}: {shown(value)} has no methods encode(bytes) and decode(bytes): give an "
+            "object that has them, or the path of one, such as 'shop.crypto:codec'",
+            setting=name,
+        )
+    return value
+
+
 # -- The settings ----------------------------------------------------------------------------------
 
 
@@ -185,6 +208,13 @@ SETTINGS: dict[str, Setting] = {
         "Arguments are few and secret, and others can read the store.",
         "none",
     ),
+    "unique_follower_codec": Setting(
+        _codec,
+        None,
+        "Encrypts the messages of duplicates that join the holder, which are kept in the store.",
+        "Arguments are secret, and others can read the store or its backups.",
+        "none",
+    ),
     "unique_conceal_holder": Setting(
         _flag,
         False,
@@ -222,6 +252,7 @@ class UniqueSettings:
     on_store_error: str = "raise"
     eager: bool = False
     key_secret: bytes | None = field(default=None, repr=False)
+    follower_codec: Any = field(default=None, repr=False)
     conceal_holder: bool = False
     idempotency_scope: str = "task"
     #: ``unique_default_*`` by the name of the option they are the default of.

@@ -22,6 +22,11 @@ logger = logging.getLogger("celery_unique")
 _BOOT = f"{time.time_ns():x}"
 
 
+def call_of(runtime: Runtime, message: str) -> FollowerCall:
+    """The call of a follower, from what the store has of it."""
+    return FollowerCall.loads(runtime.app, message, runtime.settings.follower_codec)
+
+
 def share(runtime: Runtime, lock: LockHeader, task_name: str, outcome: Outcome) -> bool:
     """Complete everybody who follows the task, and whoever joins meanwhile. Whether all are.
 
@@ -60,7 +65,7 @@ def _still_here(runtime: Runtime, lock: LockHeader) -> Held:
 def _complete(runtime: Runtime, key: str, follower_id: str, message: str, outcome: Outcome) -> bool:
     """Whether it has its outcome now. If not it stays where it is, for whoever looks next."""
     try:
-        complete(runtime.app, FollowerCall.loads(runtime.app, message), outcome)
+        complete(runtime.app, call_of(runtime, message), outcome)
     except Exception:
         logger.exception("task %s does not have its outcome yet; it is tried again", follower_id)
         return False
@@ -114,7 +119,7 @@ class _Round:
     def _call_of(self, orphan: Orphan) -> FollowerCall | None:
         """One that cannot be read here must not keep the others waiting."""
         try:
-            return FollowerCall.loads(self._runtime.app, orphan.message)
+            return call_of(self._runtime, orphan.message)
         except Exception:
             logger.exception("the message of task %s cannot be read here", orphan.follower_id)
             return None

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: How long followers are kept beyond the moment at which a worker should have looked after
-#: them: workers may all be down for some days, and a follower that is lost is a lost task.
-KEPT_MS = 7 * 24 * 3_600_000
+#: them. All workers may be down for a long weekend, and a follower that is lost is a lost task;
+#: but their messages hold arguments, which must not lie around for longer than that takes.
+KEPT_MS = 3 * 24 * 3_600_000
 
 
 @dataclass(slots=True)

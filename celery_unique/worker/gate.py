@@ -281,9 +281,11 @@ class GatedRequest:
             if runtime.settings.conceal_holder:
                 # The result of a stranger's call is none of its business.
                 complete(self._app, call, Outcome.revoked(reason))
-            elif not runtime.holding.follow(lock, self.name, call.dumps(), by):
-                self._hold_back()
-                return
+            else:
+                message = call.dumps(runtime.settings.follower_codec)
+                if not runtime.holding.follow(lock, self.name, message, by):
+                    self._hold_back()
+                    return
         except StoreUnavailable as error:
             reports.store_error(self._app, "follow", error, self.name, self.id, lock.key)
             self._hold_back()

@@ -20,7 +20,7 @@ from celery_unique.exceptions import StoreUnavailable
 from celery_unique.followers import FollowerCall
 from celery_unique.header import LockHeader
 from celery_unique.runtime import Runtime
-from celery_unique.sharing import look_after
+from celery_unique.sharing import call_of, look_after
 
 logger = logging.getLogger("celery_unique")
 
@@ -118,7 +118,7 @@ class KnownFollowers:
 
     def _call_of(self, known: _Known, follower_id: str) -> FollowerCall | None:
         try:
-            return FollowerCall.loads(self._runtime.app, known.messages[follower_id])
+            return call_of(self._runtime, known.messages[follower_id])
         except Exception:
             logger.exception("the message of task %s cannot be read here", follower_id)
             return None

@@ -15,7 +15,7 @@ Mark = dict[str, Any]
 Follower = dict[str, Any]
 
 FINAL = ("completed", "discarded", "cancelled")
-WEEK = 7 * 24 * 60
+KEPT = 3 * 24 * 60
 
 
 @dataclass
@@ -162,7 +162,7 @@ class FollowingModel:
 
     def forget_followers_nobody_looked_after(self) -> None:
         for key, due in list(self.due.items()):
-            if due + WEEK <= self.now:
+            if due + KEPT <= self.now:
                 self.followers = [one for one in self.followers if one["key"] != key]
                 self.look_after(key)
 

@@ -240,7 +240,7 @@ def test_acts_on_a_key_with_followers_follow_its_slot_too(
         again = store.acquire(key, claim("f3", join="message 3")).outcome
         finished = store.finish(key, finish("a"))
 
-    assert (duplicate, joined, renewed, again) == ("duplicate", "joined", [True], "joined")
+    assert (duplicate, joined, renewed, again) == ("duplicate", "joined", [3], "joined")
     assert finished.verdict == "ended"
     assert [follower_id for follower_id, _ in store.followers(key)] == ["f1", "f2", "f3"]
 

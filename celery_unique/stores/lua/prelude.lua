@@ -8,7 +8,7 @@
 local MARKS_INLINE = 16  -- how many marks the record holds itself
 local LOOKED_AT = 3  -- of those beside it when one is added; more than one, so that they become fewer
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
-local KEPT = 604800000  -- how long followers are kept beyond the time at which they are due
+local KEPT = 259200000  -- how long followers are kept beyond the time at which they are due
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 local marks = 0
 
