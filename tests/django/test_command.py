@@ -46,6 +46,7 @@ def run(
     [
         (("list", "--json"), 0),
         (("list", "--older-than", "soon"), 2),
+        (("doctor", "--fail-on", "note"), 2),
     ],
 )
 def test_output_and_exit_code_are_those_of_celerys_command(
