@@ -228,6 +228,9 @@ class UniqueRequestMixin(GatedRequest):
             runtime.in_background(lambda: look_after(runtime, key))
         # Revoked by somebody, it is so for all who follow it. Nobody wanted it to expire.
         self._settle_if_unsettled(None if expired else Outcome.revoked(reason))
+        if not (terminated or expired or self.unique_started):
+            # The store was told of the revoke as well, and its mark waits for this message.
+            self._once_acknowledged(self._forget_mark)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """A shutdown, or a lost connection, took the running task away."""

@@ -57,6 +57,23 @@ def test_a_task_that_was_revoked_in_the_queue_frees_its_key_when_it_is_reached(
     stage.assert_nothing_left(first)
 
 
+def test_tasks_that_are_revoked_while_a_worker_is_up_leave_no_mark_once_they_are_reached(
+    stage: Stage, tag: str
+) -> None:
+    queue = f"revoked {tag}"
+    results = [stage.call("succeed", f"{tag} {number}", queue=queue) for number in range(20)]
+    for result in results:
+        result.revoke()
+    stage.worker.wait_for_log(f"Tasks flagged as revoked: {results[-1].id}")
+
+    stage.app.control.add_consumer(queue, reply=True)
+
+    for result in results:
+        stage.end_of(result, "REVOKED")
+        stage.assert_nothing_left(result)
+    assert not any(stage.props.runs(f"{tag} {number}") for number in range(20))
+
+
 def test_an_expired_task_frees_its_key(stage: Stage, tag: str) -> None:
     expired = datetime.now(UTC) - timedelta(seconds=1)
     first = stage.call("succeed", tag, expires=expired)
