@@ -13,7 +13,7 @@ from . import reports
 from .breaker import Breakers, StoreSkipped
 from .ends import Ends
 from .events import DuplicateEvents
-from .exceptions import StoreUnavailable
+from .exceptions import StoreUnavailable, UnreadableRecord
 from .header import LockHeader
 from .later import Later
 from .leases import Leases
@@ -326,6 +326,8 @@ class Holding:
         act: Callable[[], None],
     ) -> None:
         reports.store_error(self.app, name, error, task_name, header.task_id, header.key)
+        if isinstance(error, UnreadableRecord):
+            return  # nothing of this key can be changed before an operator has deleted it
 
         def carry_out() -> None:
             act()

@@ -13,7 +13,7 @@ from celery import current_app
 
 from . import reports
 from .calls import Call
-from .exceptions import InvalidPolicy, StoreUnavailable, UniqueKeyError
+from .exceptions import InvalidPolicy, StoreUnavailable, UniqueKeyError, UnreadableRecord
 from .identities import with_key
 from .keys import canonical_text, idempotency_identity, identity, key_of
 from .messages import shown, suggestion
@@ -86,7 +86,10 @@ def release(
     beside it.
     """
     runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
-    record, _ = runtime.store.read(key)
+    try:
+        record, _ = runtime.store.read(key)
+    except UnreadableRecord:
+        record = Record()  # released, it is deleted
     if not runtime.store.release(key):
         return False
     for task_id, held in record.tasks.items():

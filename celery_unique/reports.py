@@ -8,10 +8,11 @@ named at the line. docs/reference/logging.md has them all.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import Any
 
 from . import signals
-from .exceptions import StoreUnavailable
+from .exceptions import StoreUnavailable, UnreadableRecord
 from .policy import UniquePolicy
 from .stores.base import Holder
 from .stores.failing_over import FailOver
@@ -216,9 +217,37 @@ def unreadable_header(
     signals.unique_lost.send(sender=task_name, task_id=task_id, key="", reason=reason, app=app)
 
 
+#: Keys whose records cannot be read, as far as this process has reported them.
+_unreadable: OrderedDict[str | None, None] = OrderedDict()
+MOST_UNREADABLE = 1000
+
+
+def _unreadable_record(act: str, error: UnreadableRecord, task_name: str, task_id: str) -> None:
+    """Logged once for each key: every act on it fails, and a renewal comes every few seconds."""
+    if error.key in _unreadable:
+        return
+    _unreadable[error.key] = None
+    while len(_unreadable) > MOST_UNREADABLE:
+        _unreadable.popitem(last=False)
+    logger.error(
+        "%s[%s] has no lock (%s): %s",
+        task_name,
+        task_id,
+        act,
+        error,
+        extra=facts(task_name, task_id, "unreadable_record", act=act),
+    )
+
+
 def store_error(
     app: Any, act: str, error: StoreUnavailable, task_name: str, task_id: str, key: str
 ) -> None:
+    if isinstance(error, UnreadableRecord):
+        _unreadable_record(act, error, task_name, task_id)
+        signals.unique_store_error.send(
+            sender=task_name, act=act, exception=error, task_id=task_id, key=key, app=app
+        )
+        return
     logger.error(
         "the lock store did not answer (%s of task %s): %s",
         act,

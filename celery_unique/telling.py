@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from . import reports
 from .attempts import Attempt, confirmed_of
 from .breaker import StoreSkipped
-from .exceptions import StoreUnavailable
+from .exceptions import StoreUnavailable, UnreadableRecord
 from .later import Later
 from .stores.base import Acquired, LockStore
 
@@ -127,7 +127,8 @@ class Telling:
             if attempt.join:  # or it was attached to a holder, and would end with that
                 self.store.complete_follower(attempt.key, attempt.task_id)
 
-        if not isinstance(error, StoreSkipped):
+        # Nothing can have happened in a store that was skipped, nor to a record that is none.
+        if not isinstance(error, (StoreSkipped, UnreadableRecord)):
             self.later.retry(attempt.key, what, carry_out, attempt.grace_ms / 1000)
 
     def say_store_error(self, act: str, error: StoreUnavailable, attempt: Attempt) -> None:

@@ -161,8 +161,15 @@ class _Walk:
     waiting: list[HeldLock] = field(default_factory=list)
     waiting_in_all: int = 0
     other_versions: Counter[str] = field(default_factory=Counter)
+    unreadable: list[str] = field(default_factory=list)
+    unreadable_in_all: int = 0
 
     def see_record(self, key: str, record: Record, now: int) -> None:
+        if record.unreadable:
+            self.unreadable_in_all += 1
+            if len(self.unreadable) < NAMED:
+                self.unreadable.append(record.unreadable)
+            return
         if record.following is not None:
             self.followed.see(record.following, now)
         for lock in locks_of(key, record, now):
@@ -192,10 +199,18 @@ def _examine_locks(runtime: Runtime, report: Report, timeout_s: float) -> None:
         report.followed = walk.followed
         report.add("abandoned", "no task has lost its worker", _abandoned(walk))
         report.add("keys", f"all {walk.locks} locks have keys of this version", _versions(walk))
+        report.add("records", "every record can be read", _unreadable(walk))
         report.add("followers", walk.followed.right(), walk.followed.findings())
         _examine_messages(runtime, report, walk, timeout_s)
     except StoreUnavailable as error:
         report.findings.append(Finding("store", "error", str(error)))
+
+
+def _unreadable(walk: _Walk) -> Iterator[Finding]:
+    if walk.unreadable_in_all:
+        text = f"{walk.unreadable_in_all} records cannot be read. {walk.unreadable[0]}"
+        cure = "celery -A APP unique release --state unreadable"
+        yield Finding("records", "error", text, cure)
 
 
 def _abandoned(walk: _Walk) -> Iterator[Finding]:

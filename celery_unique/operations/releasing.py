@@ -16,8 +16,8 @@ def release_all(runtime: Runtime, locks: Iterable[HeldLock]) -> Iterator[tuple[H
     By key *and* task: a lock that went to another task since it was seen is left alone.
     """
     for lock in locks:
-        released = runtime.store.release(lock.key, lock.task_id) > 0
-        if released:
+        released = runtime.store.release(lock.key, lock.task_id or None) > 0
+        if released and lock.task_id:
             reports.released(
                 runtime.app, lock.entry.task_name, lock.task_id, lock.key, "released by hand"
             )

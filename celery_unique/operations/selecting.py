@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from celery_unique.exceptions import InvalidPolicy
+from celery_unique.exceptions import InvalidPolicy, UnreadableRecord
 from celery_unique.messages import one_of, shown, suggestion
 from celery_unique.runtime import Runtime, runtime_of
 from celery_unique.states import LIVE, STATES, TERMINAL
@@ -25,7 +25,9 @@ STATE_GROUPS = {
     "ended": TERMINAL,
 }
 RELEASED = "released"
-STATE_NAMES = (*STATES, *STATE_GROUPS, RELEASED)
+#: Nor is a record that cannot be read: it is there to be released, which deletes it.
+UNREADABLE = "unreadable"
+STATE_NAMES = (*STATES, *STATE_GROUPS, RELEASED, UNREADABLE)
 
 _WHOLE_KEY = re.compile(r"\d+:[0-9a-f]{64}")
 _PART_OF_KEY = re.compile(r"(?:\d+:)?[0-9a-f]{6,64}")
@@ -39,9 +41,12 @@ class HeldLock:
     task_id: str
     entry: TaskEntry
     now: int
+    unreadable: str = ""  # why nothing but the key is known
 
     @property
     def state(self) -> str:
+        if self.unreadable:
+            return UNREADABLE
         return RELEASED if self.entry.released else str(self.entry.shown_state(self.now))
 
     @property
@@ -145,7 +150,7 @@ def select(runtime: Runtime, selection: Selection) -> Iterator[HeldLock]:
 
 def _all_locks(runtime: Runtime, key: str | None) -> Iterator[HeldLock]:
     if key is not None:
-        record, now = runtime.store.read(key)
+        record, now = _read(runtime, key)
         yield from locks_of(key, record, now)
         return
     clock = StoreClock(runtime)
@@ -153,8 +158,18 @@ def _all_locks(runtime: Runtime, key: str | None) -> Iterator[HeldLock]:
         yield from locks_of(found, record, clock.now())
 
 
+def _read(runtime: Runtime, key: str) -> tuple[Record, int]:
+    """As a walk would have found it."""
+    try:
+        return runtime.store.read(key)
+    except UnreadableRecord as error:
+        return Record(unreadable=str(error)), StoreClock(runtime).now()
+
+
 def locks_of(key: str, record: Record, now: int) -> Iterator[HeldLock]:
-    """The tasks of one record, the oldest first."""
+    """The tasks of one record, the oldest first; one without an id where it cannot be read."""
+    if record.unreadable:
+        yield HeldLock(key, "", TaskEntry("x", now, now), now, record.unreadable)
     tasks = sorted(record.tasks.items(), key=lambda item: item[1].created_at)
     for task_id, entry in tasks:
         yield HeldLock(key, task_id, entry, now)
@@ -183,7 +198,7 @@ def is_key(text: str) -> bool:
 def find(runtime: Runtime, text: str) -> Iterator[tuple[str, Record, int]]:
     """Every key that a person may mean: a whole or shortened key, or a task's id."""
     if is_key(text):
-        record, now = runtime.store.read(text)
+        record, now = _read(runtime, text)
         if record:
             yield text, record, now
         return

@@ -11,10 +11,48 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_unique.exceptions import UnreadableRecord
+from celery_unique.facts import shortened
+
 #: How long followers are kept beyond the moment at which a worker should have looked after
 #: them. All workers may be down for a long weekend, and a follower that is lost is a lost task;
 #: but their messages hold arguments, which must not lie around for longer than that takes.
 KEPT_MS = 3 * 24 * 3_600_000
+
+
+#: What reading a record raises that something else has written.
+UNREADABLE = (
+    *(ValueError, TypeError, KeyError, IndexError),
+    *(AttributeError, RecursionError, OverflowError),
+)
+
+
+def typed(values: list[Any], kinds: tuple[type, ...]) -> list[Any]:
+    """The values, if they have these types: what is wrong must show here, and not in an act."""
+    if type(values) is not list:
+        raise ValueError("it is no list of values")
+    for n, (value, kind) in enumerate(zip(values, kinds, strict=False)):
+        if type(value) is kind:
+            continue
+        # Lua writes large numbers as fractions.
+        if kind is not int or type(value) is not float or not value.is_integer():
+            raise ValueError(f"value {n + 1} is a {type(value).__name__}, not a {kind.__name__}")
+        values[n] = int(value)
+    return values
+
+
+def unreadable(key: str, why: str | Exception, store: str) -> UnreadableRecord:
+    """The error of every act on the key."""
+    if isinstance(why, Exception):
+        why = f"{type(why).__name__}: {why}" if isinstance(why, ValueError) else type(why).__name__
+    short = shortened(key)
+    return UnreadableRecord(
+        f"What the lock store {store} holds of key {short} cannot be read: {why}. Another program "
+        "or an incompatible release wrote it. Other keys are not concerned. Delete it with: "
+        f"celery -A APP unique release {short}",
+        store=store,
+        key=key,
+    )
 
 
 @dataclass(slots=True)
@@ -52,7 +90,7 @@ class Joined:
     @classmethod
     def of(cls, facts: list[Any], message: str) -> Joined:
         # Facts beyond those known here were written by a newer release: ignored.
-        group, joined_at, *rest = facts[:6]
+        group, joined_at, *rest = typed(facts[:6], (str, int, str, str, int, str))
         return cls(group, joined_at, message, *rest)
 
 
@@ -106,5 +144,11 @@ class Following:
 
     @classmethod
     def unpacked(cls, document: dict[str, Any]) -> Following:
-        groups = {name: Group(*values[:2]) for name, values in document["g"].items()}
-        return cls(document["d"], document["r"], document["u"], groups, dict(document["p"]))
+        groups = {
+            str(int(name)): Group(*typed(values[:2], (str, int)))
+            for name, values in dict(document["g"]).items()
+        }
+        names, moments = list(dict(document["p"])), list(dict(document["p"]).values())
+        promoted = dict(zip(names, typed(moments, (int,) * len(moments)), strict=True))
+        due_at, reaper, until = typed([document[name] for name in "dru"], (int, str, int))
+        return cls(due_at, reaper, until, groups, promoted)

@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-from .following import KEPT_MS, Following, Joined
+from .following import KEPT_MS, Following, Joined, typed
 
 #: Version of the packed form. It is the first element of every packed task, so
 #: that two releases of the library can share a store while one is rolled out.
@@ -202,7 +202,18 @@ class TaskEntry:
         fields = values[1:19]
         if len(fields) > 11:
             fields[11] = int(fields[11] or 0)
+        fields = typed(fields, _TASK_VALUES)
+        if fields[0] not in STATE_OF:
+            raise ValueError("a task has a state that is not known here")
         return cls(*fields)
+
+
+#: The types of a task's values in their packed order, without the version.
+_TASK_VALUES = (
+    *(str, int, int, str, int, int, str, int, int),
+    *(str, int, int, str, str, str, str, int, int),
+)
+_MARK_VALUES = (str, int, str)
 
 
 MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
@@ -221,6 +232,10 @@ class Mark:
 
     def packed(self) -> list[Any]:
         return [self.kind, self.until, self.by] if self.by else [self.kind, self.until]
+
+    @classmethod
+    def unpacked(cls, values: list[Any]) -> Mark:
+        return cls(*typed(values[:3], _MARK_VALUES))
 
 
 #: How many marks a record holds itself. Further ones lie beside it, where an act finds those that
@@ -298,8 +313,13 @@ class Record:
     #: Those marks. Only in an act, as the followers.
     beside: MarksBeside = field(default_factory=MarksInMemory, compare=False)
 
+    #: Of a walk: why nothing else of the record is known. Empty: it can be read.
+    unreadable: str = ""
+
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.marks or self.following or self.more_until)
+        return bool(
+            self.tasks or self.marks or self.following or self.more_until or self.unreadable
+        )
 
     def mark_of(self, task_id: str, now: int) -> Mark | None:
         mark = self.marks.get(task_id)
@@ -374,7 +394,7 @@ class Record:
         return cls(
             token=token,
             tasks={i: TaskEntry.unpacked(values) for i, values in document["t"].items()},
-            marks={i: Mark(*values[:3]) for i, values in marks.items()},
+            marks={i: Mark.unpacked(values) for i, values in marks.items()},
             following=Following.unpacked(following) if following else None,
             more_until=more_until,
             more_marks=more_marks,

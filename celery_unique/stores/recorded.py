@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 
 from . import acts
 from .base import Acquired, Claim, Finish, Finished, Held, Orphan, Promotion, Start, Started
@@ -33,7 +34,7 @@ class RecordedStore(ABC):
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
     ) -> list[Acquired | StoreUnavailable]:
-        return [self.acquire(key, claim) for key, claim in claims]
+        return [_or_unreadable(partial(self.acquire, key, claim)) for key, claim in claims]
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self._act(key, lambda record, us: acts.confirm(record, task_id, lease_ms, us // 1000))
@@ -64,7 +65,7 @@ class RecordedStore(ABC):
         return self._act(key, lambda record, us: acts.start(record, start, us))
 
     def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
-        return [self._renew_one(one) for one in held]
+        return [_or_unreadable(partial(self._renew_one, one)) for one in held]
 
     def _renew_one(self, held: Held) -> int:
         return self._act(held.key, lambda record, us: acts.renew(record, held, us // 1000))
@@ -108,3 +109,11 @@ class RecordedStore(ABC):
                 record, follower_id, reaper, grace_ms, mark_ms, us // 1000
             ),
         )
+
+
+def _or_unreadable(act: Callable[[], Reply]) -> Reply | UnreadableRecord:
+    """One of several: a record that cannot be read concerns no other key."""
+    try:
+        return act()
+    except UnreadableRecord as error:
+        return error

@@ -23,7 +23,7 @@ from celery.worker import state as worker_state
 from celery_unique import events, reports
 from celery_unique.completing import Outcome, complete
 from celery_unique.continuations import finishing
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.followers import FollowerCall
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.result_meta import SUPERSEDED_BY
@@ -123,7 +123,8 @@ class GatedRequest:
         self.unique_alive_at = time.monotonic()
         started = self._ask_gate(self.unique_lock)
         if started.verdict == "run":
-            self._let_run(self.unique_lock, started)
+            if self.unique_lock is not None:
+                self._let_run(self.unique_lock, started)
             return False
         if started.verdict == "wait":
             self._hold_back()
@@ -142,6 +143,13 @@ class GatedRequest:
             if sent_from_body and holding.is_run_by_its_sender(lock):
                 return Started("wait")
             return holding.start(lock, self.name, lock.delivery, bool(self.task.acks_late))
+        except UnreadableRecord as error:
+            # Nothing of this key can be renewed or released: it runs as a task without a lock,
+            # whose header has no delivery, and a retry of it is asked for anew.
+            reports.store_error(self._app, "start", error, self.name, self.id, lock.key)
+            self.unique_lock = None
+            self._request_dict[HEADER] = replace(lock, delivery="").as_message()
+            return Started("run")
         except StoreUnavailable as error:
             # The task was admitted when it was published: it is not lost over this.
             reports.store_error(self._app, "start", error, self.name, self.id, lock.key)

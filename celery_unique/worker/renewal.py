@@ -19,7 +19,7 @@ from celery.bootsteps import RUN
 from celery.worker import state as worker_state
 
 from celery_unique import reports
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.health import RenewalHealth
 from celery_unique.runtime import Runtime
 from celery_unique.stores.base import Held
@@ -223,6 +223,12 @@ class Renewer:
         for (request, held), still_ours in zip(pairs, replies, strict=True):
             if held.held_ms:
                 self._known[held.waits_as] = (request, held)
+            if isinstance(still_ours, UnreadableRecord):
+                lock = request.unique_lock
+                reports.store_error(
+                    self._runtime.app, "renew", still_ours, request.name, lock.task_id, lock.key
+                )
+                continue
             if isinstance(still_ours, StoreUnavailable):
                 problem = problem or still_ours
                 continue

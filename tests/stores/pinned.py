@@ -74,6 +74,7 @@ def shown(store: LockStore, key: str) -> dict[str, Any]:
     """What the store reads, as in ``read`` of an entry."""
     record, _ = store.read(key)
     found = asdict(record)
+    assert found.pop("unreadable") == ""  # nothing that is stored
     del found["followers"], found["beside"]
     if not record.more_until:
         del found["more_until"], found["more_marks"]

@@ -237,7 +237,7 @@ def test_values_of_a_newer_release_survive_a_change(
     store.acquire(key, claim("a"))
     [name] = client.keys()
     packed = client.hget(name, "t:a").decode()
-    longer = packed[:-1] + ',"",0,0,"",0,0,"",0,"","","","","","new"]'
+    longer = packed[:-1] + ',"",0,0,"",0,0,"",0,"","","","","",0,"new"]'
     client.hset(name, "t:a", longer)
 
     store.acquire(key, claim("b"))

@@ -562,7 +562,7 @@ def test_a_record_that_cannot_be_read_is_said_to_be_so(
         connection.execute(text("UPDATE celery_unique_lock SET record = '[]'"))
     engine.dispose()
 
-    with pytest.raises(StoreUnavailable, match="cannot read") as raised:
+    with pytest.raises(StoreUnavailable, match="cannot be read") as raised:
         sql.acquire(key, claim("other"))
 
     assert key not in str(raised.value)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores.following import UNREADABLE, unreadable
 
 from .connections import Again, Command, Exchanging
 from .layout import Layout
@@ -106,10 +109,27 @@ class RedisActing:
             left[0] = script.whole(left[0])
             for n, reply in zip(missing, self._connections.exchange(left, again), strict=True):
                 replies[n] = reply
-        for reply in replies:
+        for n, reply in enumerate(replies):
             if isinstance(reply, ResponseError):
-                raise self._connections.unavailable(reply) from reply
+                if not is_about_the_record(reply):
+                    raise self._connections.unavailable(reply) from reply
+                replies[n] = self._unreadable(commands[n][RECORD], reply)
         return replies
+
+    def _unreadable(self, name: str, why: str | Exception) -> UnreadableRecord:
+        """``name``: that of the record."""
+        if isinstance(why, ResponseError):
+            why = str(why).partition(" script:")[0]
+        key = self._layout.key_of(name) or name
+        return unreadable(key, why, f"Redis at {self._connections.label}")
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Around what makes sense of a reply: the record behind it may be anything."""
+        try:
+            yield
+        except UNREADABLE as error:
+            raise self._unreadable(self._layout.name_of(key), error) from error
 
     def _exchange(
         self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
@@ -148,6 +168,21 @@ class RedisActing:
             self._one_way.send(script, commands)
             return []
         return self._one_way.acts(script, commands)
+
+
+def is_about_the_record(error: ResponseError) -> bool:
+    """Whether a script failed over what is stored, and not the server over something else.
+
+    Redis 6.2 names the place in front of what a command has said, newer ones behind it.
+    """
+    text = str(error)
+    if "WRONGTYPE" in text:
+        return True
+    if type(error) is not ResponseError or "user_script" not in text or "killed" in text:
+        return False
+    if re.search(r"@user_script: \d+: -?[A-Z]{2,}", text):
+        return False
+    return text.startswith(("ERR ", "user_script"))
 
 
 def _records(commands: Sequence[Command]) -> list[str]:

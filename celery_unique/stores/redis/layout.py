@@ -23,7 +23,7 @@ import zlib
 from typing import NamedTuple
 from urllib.parse import quote
 
-from celery_unique.stores.following import Following
+from celery_unique.stores.following import Following, typed
 from celery_unique.stores.record import BESIDE, Mark, Record, TaskEntry
 
 #: Part of the key version: a key, and what later belongs to it, share one cluster slot.
@@ -94,16 +94,16 @@ def record_of(fields: list[bytes], now: int) -> Record:
     for name, value in zip(fields[::2], fields[1::2], strict=True):
         kind, _, task_id = name.decode().partition(":")
         if kind == "t":
-            values = json.loads(value)
+            values = typed(json.loads(value), (int, str, int, int))
             values[3] += values[2]
             if values[4:5] == [False]:
                 values[4] = ""
                 nameless.add(task_id)
             record.tasks[task_id] = TaskEntry.unpacked(values)
         elif kind == "m" and task_id == BESIDE:
-            _, record.more_until, record.more_marks = json.loads(value)[:3]
+            _, record.more_until, record.more_marks = typed(json.loads(value)[:3], (str, int, int))
         elif kind == "m":
-            record.marks[task_id] = Mark(*json.loads(value)[:3])
+            record.marks[task_id] = Mark.unpacked(json.loads(value))
         elif kind == "n":
             task_name = value.decode()
         elif kind == "token":

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
-from celery_unique.exceptions import StoreUnavailable
+from redis.exceptions import ResponseError
+
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import (
     Acquired,
     Claim,
@@ -22,10 +24,11 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
+from celery_unique.stores.following import UNREADABLE
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
 
 from . import diagnosis, scripts
-from .acting import BATCH
+from .acting import BATCH, is_about_the_record
 from .address import Address, address_of
 from .connections import Command, Connections, Exchanging
 from .following import RedisFollowing
@@ -82,18 +85,18 @@ class RedisStore(RedisFollowing):
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
         replies = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
-        return _acquired(self._checked(replies)[0], claim)
+        return self._acquired(key, self._checked(replies)[0], claim)
 
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
     ) -> list[Acquired | StoreUnavailable]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
-        return _all_acquired(self._run_all(scripts.ACQUIRE, commands, _again), claims)
+        return self._all_acquired(self._run_all(scripts.ACQUIRE, commands, _again), claims)
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
         wait = self._begin_all(scripts.ACQUIRE, [command], _again)
-        return lambda: _acquired(self._checked(wait())[0], claim)
+        return lambda: self._acquired(key, self._checked(wait())[0], claim)
 
     def begin_acquire_many(
         self, claims: Sequence[tuple[str, Claim]], confirmed: Sequence[Confirmed] = ()
@@ -101,7 +104,22 @@ class RedisStore(RedisFollowing):
         commands = [self._acquire_command(key, claim) for key, claim in claims]
         confirms = self._acts(scripts.CONFIRM, self._confirm_commands(confirmed))
         wait = self._begin_all(scripts.ACQUIRE, commands, _again, confirms)
-        return lambda: _all_acquired(wait(), claims)
+        return lambda: self._all_acquired(wait(), claims)
+
+    def _acquired(self, key: str, reply: Any, claim: Claim) -> Acquired:
+        with self._reading(key):
+            return _acquired(reply, claim)
+
+    def _all_acquired(
+        self, replies: list[Any], claims: Sequence[tuple[str, Claim]]
+    ) -> list[Acquired | StoreUnavailable]:
+        acquired: list[Acquired | StoreUnavailable] = []
+        for reply, (key, claim) in zip(replies, claims, strict=True):
+            try:
+                acquired.append(self._acquired(key, self._checked([reply])[0], claim))
+            except StoreUnavailable as error:
+                acquired.append(error)
+        return acquired
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
         return self._command(scripts.ACQUIRE, key, *self._claimed(claim))
@@ -153,7 +171,27 @@ class RedisStore(RedisFollowing):
         return reply
 
     def release(self, key: str, task_id: str | None = None) -> int:
+        if not task_id:
+            try:
+                self.read(key)  # stricter than a script, which would leave what it does not use
+            except UnreadableRecord:
+                return self._delete(key)
         return int(self._run(scripts.RELEASE, key, task_id or ""))
+
+    def _delete(self, key: str) -> int:
+        """Everything that is stored of a key, whatever it is."""
+        names = self._layout.names_of(key)
+        deleted, *_ = self._exchange(
+            [
+                ("DEL", names.record),
+                ("DEL", names.followers),
+                ("DEL", names.marks),
+                ("ZREM", names.due, names.record),
+            ],
+            None,
+            self._one_way.earlier([names.record]),
+        )
+        return int(self._checked([deleted])[0])
 
     # -- acts of the worker --------------------------------------------------
     def start(self, key: str, start: Start) -> Started:
@@ -236,9 +274,19 @@ class RedisStore(RedisFollowing):
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
         name = self._layout.name_of(key)
-        clock, fields = self._ask([("TIME",), ("HGETALL", name)], [name])
-        now = self._now(clock)
-        return record_of(fields, now), now
+        about = self._one_way.earlier([name])
+        clock, fields = self._exchange([("TIME",), ("HGETALL", name)], None, about)
+        now = self._now(self._checked([clock])[0])
+        return self._record(name, fields, now), now
+
+    def _record(self, name: str, fields: Any, now: int) -> Record:
+        if isinstance(fields, ResponseError) and is_about_the_record(fields):
+            raise self._unreadable(name, fields)
+        self._checked([fields])
+        try:
+            return record_of(fields, now)
+        except UNREADABLE as error:
+            raise self._unreadable(name, error) from error
 
     def mark(self, key: str, task_id: str) -> Mark | None:
         names = self._layout.names_of(key)
@@ -261,17 +309,21 @@ class RedisStore(RedisFollowing):
                 return
 
     def _new_keys(self, names: list[bytes], seen: Recent) -> list[str]:
-        found = {self._layout.key_of(name.decode()) for name in names}
+        found = {self._layout.key_of(name.decode(errors="replace")) for name in names}
         keys = sorted(key for key in found if key is not None and key not in seen)
         seen.update(keys)
         return keys
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
         reads = [("HGETALL", self._layout.name_of(key)) for key in keys]
-        clock, *hashes = self._ask([("TIME",), *reads])
-        now = self._now(clock)
+        clock, *hashes = self._exchange([("TIME",), *reads], None, ())
+        now = self._now(self._checked([clock])[0])
         for key, fields in zip(keys, hashes, strict=True):
-            if record := record_of(fields, now):
+            try:
+                record = self._record(self._layout.name_of(key), fields, now)
+            except UnreadableRecord as error:
+                record = Record(unreadable=str(error))
+            if record:
                 yield key, record
 
     # -- life ----------------------------------------------------------------
@@ -301,15 +353,6 @@ def _again(command: Command) -> Command:
     """An acquire whose reply was lost may have been carried out: not its own duplicate."""
     is_acquire = command[1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE.body)
     return (*command[:-1], "1") if is_acquire else command
-
-
-def _all_acquired(
-    replies: list[Any], claims: Sequence[tuple[str, Claim]]
-) -> list[Acquired | StoreUnavailable]:
-    return [
-        reply if isinstance(reply, StoreUnavailable) else _acquired(reply, claim)
-        for reply, (_, claim) in zip(replies, claims, strict=True)
-    ]
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:

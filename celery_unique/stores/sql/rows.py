@@ -13,10 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from celery_unique.exceptions import StoreUnavailable
-
 from .. import acts
 from ..base import Claim
+from ..following import typed
 from ..record import Record, TaskEntry
 
 #: ``holder_state`` of a record for which the state alone tells nothing.
@@ -49,16 +48,19 @@ class Row:
         return self.now_us // 1000
 
     def load(self, conflicts: int | None = None) -> Record:
-        """The record with the row's conflicts (or so many of them) folded in."""
+        """The record with the row's conflicts (or so many of them) folded in.
+
+        Raises one of ``UNREADABLE`` where it is none.
+        """
         if self.record is None:
             return Record()
-        try:
-            record = Record.loads(self.record, self.token)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StoreUnavailable(
-                "A row of the lock table holds a record that this release cannot read: it was "
-                "written by something else. Delete the row."
-            ) from error
+        # SQLite keeps any value in any column.
+        numbers = (self.token, self.revision, self.conflicts, self.conflict_at)
+        typed(
+            [self.record, *numbers, self.holder_state, self.holder_since, self.holder_until],
+            (str, *(int,) * 4, str, int, int),
+        )
+        record = Record.loads(self.record, self.token)
         count = self.conflicts if conflicts is None else conflicts
         task = next(iter(record.tasks.values()), None)  # conflicts: there is just one
         if count and task is not None:

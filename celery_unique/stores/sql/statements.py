@@ -41,6 +41,7 @@ class Statements:
         self.insert = _text(self._insert())
         self.update = _text(self._update())
         self.delete = _text(self._delete())
+        self.delete_any = _text(f"DELETE FROM {self._table} WHERE {_THIS}")
         self.page = _text(self._page())
         self.sweep = _text(self._sweep())
         self.due = _text(self._due())

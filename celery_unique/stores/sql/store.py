@@ -20,11 +20,11 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_unique.exceptions import StoreUnavailable
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 
 from .. import acts
 from ..base import Acquired, Claim, Finish, Guarantee
-from ..following import KEPT_MS
+from ..following import KEPT_MS, UNREADABLE, unreadable
 from ..one_way import OneWay
 from ..record import Record
 from ..recorded import RecordedStore
@@ -106,7 +106,10 @@ class SqlStore(RecordedStore):
 
         def acquire_the_rest(session: Session) -> list[Acquired | StoreUnavailable]:
             for one in asked[len(replies) :]:
-                replies.append(self._acquire(session, *one))
+                try:
+                    replies.append(self._acquire(session, *one))
+                except UnreadableRecord as error:
+                    replies.append(error)
                 # After an answer only: this runs again while the database is busy, and would
                 # else begin with a new time-out each time.
                 session.next_act()
@@ -115,6 +118,12 @@ class SqlStore(RecordedStore):
         return self._database.run(acquire_the_rest)
 
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
+        with self._reading(key):
+            return self._acquire_or_raise(session, key, claim, revision)
+
+    def _acquire_or_raise(
+        self, session: Session, key: str, claim: Claim, revision: int
+    ) -> Acquired:
         if not session.answers_inserts:  # MySQL: as any other act, a read and a write
             return self._swap(
                 session,
@@ -166,6 +175,24 @@ class SqlStore(RecordedStore):
         key: str,
         act: Callable[[Record, int], Reply],
         alone: bool = False,
+    ) -> Reply:
+        with self._reading(key):
+            return self._swap_or_raise(session, key, act, alone)
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Around an act on what is stored of one key, which may be anything."""
+        try:
+            yield
+        except UNREADABLE as error:
+            raise unreadable(key, error, self._options.shown_url) from error
+
+    def _swap_or_raise(
+        self,
+        session: Session,
+        key: str,
+        act: Callable[[Record, int], Reply],
+        alone: bool,
     ) -> Reply:
         tries = 0
         while True:
@@ -284,14 +311,38 @@ class SqlStore(RecordedStore):
 
     def read(self, key: str) -> tuple[Record, int]:
         row = self._database.run(lambda session: self._row(session, self._statements.see, key))
-        return _alive(row), row.now
+        with self._reading(key):
+            return _alive(row), row.now
+
+    def release(self, key: str, task_id: str | None = None) -> int:
+        try:
+            return super().release(key, task_id)
+        except UnreadableRecord:
+            if task_id:
+                raise
+            return self._delete(key)
+
+    def _delete(self, key: str) -> int:
+        """Everything that is stored of a key, whatever it is."""
+
+        def delete(session: Session) -> int:
+            with self._alone(session, key):
+                session.execute(self._statements.delete_followers, self._values(key)).close()
+                return session.execute(self._statements.delete_any, self._values(key)).rowcount
+
+        return self._database.run(delete)
 
     def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         after = ""
         while True:
             page = self._page(after, batch)
             for key, row in page:
-                if record := _alive(row):
+                try:
+                    with self._reading(key):
+                        record = _alive(row)
+                except UnreadableRecord as error:
+                    record = Record(unreadable=str(error))
+                if record:
                     yield key, record
             if len(page) < batch or time.monotonic() > stop_at:
                 return
@@ -316,7 +367,10 @@ class SqlStore(RecordedStore):
     def sweep(self, batch: int = 500) -> int:
         abandoned = self._keys(self._statements.abandoned, {"batch": batch, "kept_ms": KEPT_MS})
         for key in abandoned:
-            self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
+            try:
+                self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
+            except UnreadableRecord:
+                self._delete(key)  # by its due time, which is a column, it has lapsed
         values = self._values() | {"batch": batch}
 
         def swept(session: Session, statement: TextClause) -> int:
