@@ -25,8 +25,10 @@ DJANGO_VERSIONS ?= 5.2 newest
 NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12 ~/.pyenv/versions/3.1[23]*/bin/python3 \
     $(PYTHON); do "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 DJANGO_TESTS = tests/django $(addprefix tests/stores/test_django_, contract.py protocol.py stores.py)
-# How many calls make test-many makes; make test makes a few hundred.
+# How many calls make test-many makes, and how often it replaces one key; make test does so a few
+# hundred times.
 MANY ?= 10000
+REPLACES ?= 100000
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -68,8 +70,9 @@ test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Dja
 test-django-%: .cache/django-%/.installed
 	.cache/django-$*/bin/python -m pytest $(DISTRIBUTED) $(DJANGO_TESTS) $(ARGS)
 
-test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, half of them duplicates: the right results, in some minutes
-	CELERY_UNIQUE_MANY=$(MANY) $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py $(ARGS)
+test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, half of them duplicates, and 100,000 replaces of one key, in some minutes
+	CELERY_UNIQUE_MANY=$(MANY) CELERY_UNIQUE_REPLACES=$(REPLACES) \
+	    $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py tests/acceptance/test_many_replaces.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

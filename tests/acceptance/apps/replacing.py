@@ -62,6 +62,14 @@ def _define(app: Celery, props: Diary) -> None:
         props.note(tag, "end", id=self.request.id, value=value)
         return value
 
+    @task(name="hold_on")
+    def hold_on(self: Task, tag: str) -> None:
+        """Runs until the test's word, for an hour if need be."""
+        props.note(tag, "run", id=self.request.id, value=0)
+        ends_at = time.monotonic() + 3600
+        while time.monotonic() < ends_at and not props.redis.exists(f"go:{tag}:1"):
+            time.sleep(0.1)
+
     @task(name="poll")
     def poll(self: Task, tag: str, value: int = 1, last: int = 100) -> None:
         props.note(tag, "run", id=self.request.id, value=value)
