@@ -88,8 +88,9 @@ class UniqueTaskCoordinator(Asking):
             settled = self.settle_conflict(attempt, made, send)
             if settled is not None:
                 return settled
-        # The holders vanished as fast as they came: publish rather than lose the call.
-        return self._publish_unlocked(attempt, send, "its holder kept vanishing")
+        # The holders vanished as fast as they came, or one in a canvas, of which no copy may be
+        # published, stays unconfirmed: publish rather than lose the call.
+        return self._publish_unlocked(attempt, send, "its holder vanished or is not published yet")
 
     def _publish_when_admitted(
         self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float

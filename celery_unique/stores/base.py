@@ -249,7 +249,8 @@ class LockStore(Protocol):
         """May this caller publish a copy under the holder's id?
 
         Where that is pending, or abandoned: then no other caller may for ``claim_ms``. Whoever
-        has published a copy of the latter says so (``Held.returned``).
+        has published a copy of the latter says so (``Held.returned``). Of a task in a canvas
+        there is no copy: it would run without the callbacks that wait for the id.
         """
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:

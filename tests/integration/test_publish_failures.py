@@ -214,6 +214,37 @@ def test_two_messages_of_a_helped_task_run_its_body_once(
     assert ran == [again.id, marker.id]
 
 
+def test_a_duplicate_of_a_slow_publish_does_not_cut_off_the_chain_behind_it(
+    app: Celery, background: ThreadPoolExecutor
+) -> None:
+    """A copy of its first link would run in its place, without the rest of the chain."""
+    ran: list[str] = []
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    @app.task(name="shop.announce")
+    def announce(shop_id: int) -> None:
+        ran.append("announce")
+
+    slow = SlowPublish(app)
+    first = background.submit((rebuild.s(7) | announce.s()).apply_async)
+    slow.began.wait(10)
+
+    again = rebuild.delay(7)
+
+    head = lookup(rebuild, (7,)).task_id
+    slow.let_go.set()
+    tail = first.result(10)
+    assert again.outcome == "bypassed"
+    assert [sent.id for sent in messages(app)] == [again.id, head]
+    with working(app):
+        value_of(tail)
+        value_of(again)
+    assert ran == ["announce"]
+
+
 def test_a_duplicate_is_not_lost_when_the_first_publish_fails_after_all(
     app: Celery, background: ThreadPoolExecutor
 ) -> None:

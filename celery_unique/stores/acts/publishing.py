@@ -52,6 +52,8 @@ def help_holder(
         return "published"
     if task.released or in_limbo(record, task):
         return "again"  # a copy would run under a lock that blocks nobody
+    if task.in_canvas:
+        return "again"  # a copy would run without the callbacks that wait for its id
     task.flag("m")
     if abandoned:  # one copy is enough, unless this caller dies before it has published it
         task.held_until = now + claim_ms

@@ -5,14 +5,15 @@
 -- ARGV     1 clock offset, 2 task id of the holder, 3 for how long no other caller may, of the
 --          latter (times in ms)
 -- Returns  "go" (remembered: there may be two messages), "again" (acquire again: the holder is
---          gone, released or in limbo), "published" (nothing to do)
+--          gone, released, in limbo or in a canvas), "published" (nothing to do)
 local id = ARGV[2]
 
 local task, mark = record["t:" .. id], mark_of(id)
 if not task then return mark and mark[1] == "done" and "published" or "again" end
 local abandoned = is_abandoned(task)
 if task[STATE] ~= "p" and not abandoned then return "published" end
-if task[FLAGS]:find("o") or in_limbo(task) then return "again" end
+-- A copy would run under a lock that blocks no call, or without the callbacks of a canvas.
+if task[FLAGS]:find("[oc]") or in_limbo(task) then return "again" end
 if not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
 if abandoned then task[HELD] = now + tonumber(ARGV[3]) end
 write("t:" .. id, task)

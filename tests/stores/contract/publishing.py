@@ -196,6 +196,16 @@ class PublishingContract:
         assert verdict == "go"
         assert record_of(store, key) == before
 
+    def test_help_publishes_no_copy_of_a_task_in_a_canvas(self, store: LockStore, key: str) -> None:
+        """The copy would have none of the callbacks that wait for the task's id."""
+        store.acquire(key, claim("first", canvas=True))
+        before = record_of(store, key)
+
+        verdict = store.help(key, "first")
+
+        assert verdict == "again"
+        assert record_of(store, key) == before
+
     @pytest.mark.parametrize("state", PUBLISHED)
     def test_help_says_published_once_the_task_is(
         self, store: LockStore, key: str, state: State
