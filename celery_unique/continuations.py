@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
@@ -29,15 +29,19 @@ PUBLISH_FOR_OTHERS = ("celery.chord_unlock",)
 _this_thread = threading.local()
 
 
-@contextmanager
-def finishing() -> Iterator[None]:
-    """The worker's main process ends a task: its callbacks are published from here."""
-    before = getattr(_this_thread, "finishing", False)
-    _this_thread.finishing = True
-    try:
-        yield
-    finally:
-        _this_thread.finishing = before
+class finishing:  # noqa: N801  used as a function is, in a with statement
+    """The worker's main process ends a task: its callbacks are published from here.
+
+    The thread refers to it weakly: should a signal come before ``__exit__`` has reset that, the
+    state ends with the block all the same.
+    """
+
+    def __enter__(self) -> None:
+        self._before = getattr(_this_thread, "finishing", None)
+        _this_thread.finishing = weakref.ref(self)
+
+    def __exit__(self, *_: object) -> None:
+        _this_thread.finishing = self._before
 
 
 def continues(request: Any) -> bool:
@@ -46,7 +50,8 @@ def continues(request: Any) -> bool:
         request.__dict__.get(BODY_OVER) or request.task in PUBLISH_FOR_OTHERS
     ):
         return True
-    return bool(getattr(_this_thread, "finishing", False))
+    finishing_now = getattr(_this_thread, "finishing", None)
+    return finishing_now is not None and finishing_now() is not None
 
 
 def fail_link(app: Any, name: str, options: Mapping[str, Any], error: CeleryUniqueError) -> Any:

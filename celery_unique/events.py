@@ -134,7 +134,8 @@ class DuplicateEvents:
                 logger.warning("the broker does not answer: monitors miss duplicates")
                 return
             self._waiting.append(told)
-            if self._thread is None:
+            # Not alive: a signal came before it was started, and nobody would start it.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, name="celery_unique.events", daemon=True
                 )

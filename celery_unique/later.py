@@ -63,7 +63,8 @@ class Later:
         now = time.monotonic()
         with self._mutex:
             self._acts.append(_Act(what, run, now + after_s, now + within_s, key))
-            if self._thread is None:
+            # Not alive: a signal came before it was started, and nobody would start it.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, name="celery_unique.later", daemon=True
                 )

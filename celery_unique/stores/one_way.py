@@ -37,14 +37,16 @@ class OneWay:
         _queues.add(self)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        # Entered in one step: a signal in ``Condition.__enter__`` could leave it taken for ever.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._waiting: deque[Act] = deque()
         self._thread: threading.Thread | None = None
         self._put = 0  # acts accepted so far
         self._over = 0  # acts carried out or failed so far
 
     def put(self, act: Act) -> None:
-        with self._changed:
+        with self._mutex:
             self._changed.wait_for(lambda: len(self._waiting) < self._limit, self._timeout_s)
             if len(self._waiting) < self._limit and self._has_thread():
                 self._waiting.append(act)
@@ -63,7 +65,7 @@ class OneWay:
             if left:
                 raise _not_carried_out(left, timeout_s)
             return
-        with self._changed:
+        with self._mutex:
             goal = self._put
             while self._over < goal:
                 over = self._over
@@ -73,7 +75,7 @@ class OneWay:
 
     def drain(self, timeout_s: float) -> int:
         """Wait at most so long for every act put so far: how many are left."""
-        with self._changed:
+        with self._mutex:
             goal = self._put
             self._changed.wait_for(lambda: self._over >= goal, timeout_s)
             return max(0, goal - self._over)
@@ -102,7 +104,7 @@ class OneWay:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._mutex:
                 if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
                     # Under the same mutex as put(): no act can come in between.
                     self._thread = None
@@ -110,7 +112,7 @@ class OneWay:
                 act = self._waiting.popleft()
             _carry_out(act)
             del act
-            with self._changed:
+            with self._mutex:
                 self._over += 1
                 self._changed.notify_all()
 

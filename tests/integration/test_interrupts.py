@@ -269,11 +269,9 @@ def interrupt(*_):
 
 from kombu.transport import memory
 def sent():
-    queue = memory.Channel.queues.get("signalled")
-    ids = {message["headers"]["id"] for message in list(queue.queue)} if queue else set()
-    if queue:
-        queue.queue.clear()
-    return ids
+    # A new one each time: a signal can leave the lock of a queue.Queue taken for ever.
+    queue = memory.Channel.queues.pop("signalled", None)
+    return {message["headers"]["id"] for message in list(queue.queue)} if queue else set()
 
 rebuild.delay(-1), plain.delay(-1), sent()
 signal.signal(signal.SIGALRM, interrupt)
@@ -283,7 +281,7 @@ while signals < wanted:
     number += 1
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, 0.004))
-        while True:
+        for _ in range(50):
             calls = [rebuild.si(number), plain.si(number), rebuild.si(number)]
             celery_unique.apply_many(calls)
             rebuild.delay(number)

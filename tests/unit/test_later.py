@@ -121,3 +121,14 @@ def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixtu
 
     eventually(lambda: acts.waiting() == 0)
     assert "gave up: finish" in caplog.text
+
+
+def test_a_thread_that_was_interrupted_before_it_started_is_started_by_the_next_act() -> None:
+    """A signal may raise between the two: nothing would ever be tried again."""
+    retries = Later(MemoryStore())
+    retries._thread = threading.Thread(target=retries._work)  # made, and never started
+    ran = threading.Event()
+
+    retries.retry("key", "a test", ran.set, within_s=30.0)
+
+    assert ran.wait(30.0)

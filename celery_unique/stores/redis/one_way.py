@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -32,6 +33,9 @@ PATIENCE_S = 3600.0
 PAUSES_S = (0.1, 0.2, 0.5, 1.0)
 #: How long somebody waits for what the thread is just sending about the same record.
 ABREAST_S = 0.05
+#: When the thread is called once more that has not come: a signal may have kept the first call
+#: from it, and calling it for nothing does no harm.
+CALL_AGAIN_S = 1.0
 #: Where a command names the record that it is about.
 RECORD = 3
 
@@ -65,16 +69,18 @@ class OneWay:
         _senders.add(self)
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        # Entered in one step: a signal in ``Condition.__enter__`` could leave it taken for ever.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._waiting: OrderedDict[str, list[Act]] = OrderedDict()  # by record
         self._under_way: set[str] = set()  # the records that the thread is telling about
-        self._is_called = False  # whether the thread is yet to come and take what waits
+        self._called_at = -math.inf  # when the thread was called that is yet to take what waits
         self._is_closed = False
         self._hurry = threading.Event()  # somebody waits after all
 
     def send(self, script: Script, commands: Iterable[Command]) -> None:
         acts = self.acts(script, commands)
-        with self._changed:
+        with self._mutex:
             for act in acts:
                 self._waiting.setdefault(act.command[RECORD], []).append(act)
         self._call()
@@ -86,8 +92,11 @@ class OneWay:
         return [Act(script, command, give_up_at) for command in commands]
 
     def _call(self) -> None:
-        with self._changed:
-            call, self._is_called = not self._is_called, True
+        now = monotonic()
+        with self._mutex:
+            call = now - self._called_at > CALL_AGAIN_S
+            if call:
+                self._called_at = now
         if call:
             self._thread.put(self._send_waiting)
 
@@ -96,7 +105,7 @@ class OneWay:
         its own; and so many acts about others, which then need not be sent by the thread."""
         if not (self._waiting or self._under_way):
             return []
-        with self._changed:
+        with self._mutex:
             records = [one for one in records if one in self._waiting or one in self._under_way]
             if not self._under_way.isdisjoint(records):
                 # On another connection, where it could be overtaken. Not for long: a server that
@@ -118,7 +127,7 @@ class OneWay:
         """These had no reply: they stand again before what was told since."""
         if not acts:
             return
-        with self._changed:
+        with self._mutex:
             for act in reversed(acts):
                 self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
         self._call()
@@ -135,14 +144,14 @@ class OneWay:
         if self._thread.is_current():
             self._hurry.wait(GATHER_S)
             self._hurry.clear()
-        self._is_called = False
+        self._called_at = -math.inf
         tries = 0
         while acts := self._taken():
             left: Sequence[Act] = ()
             try:
                 left = self._send(acts, first=tries == 0)
             finally:
-                with self._changed:
+                with self._mutex:
                     for act in reversed(left):
                         self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
                     self._under_way.difference_update(act.command[RECORD] for act in acts)
@@ -156,7 +165,7 @@ class OneWay:
 
     def _taken(self) -> list[Act]:
         taken: list[Act] = []
-        with self._changed:
+        with self._mutex:
             while self._waiting and len(taken) < BATCH:
                 record, acts = self._waiting.popitem(last=False)
                 self._under_way.add(record)

@@ -95,7 +95,14 @@ class Database:
                 try:
                     with self._turn(), self._engine.connect() as connection:
                         session = Session(connection, self._deadline)
-                        return act(session)
+                        try:
+                            return act(session)
+                        except BaseException as error:
+                            # Interrupted, by a time limit for example: a reply may still come,
+                            # and the next act would take it for its own.
+                            if not isinstance(error, (SQLAlchemyError, StoreUnavailable)):
+                                connection.invalidate()
+                            raise
                 except SQLAlchemyError as error:
                     tries += 1
                     if self._deadline.passed():
