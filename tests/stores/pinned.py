@@ -4,7 +4,8 @@ An entry has a ``name`` and a ``description``; ``since``, the entry that was the
 ``acts``, each with the milliseconds since ``clock_us`` at which it is done; ``read``, what the
 record means; ``redis`` and ``sql``, how it lies there. The key itself is no part of it. To add one,
 write it without the last three, and take them from what the test says it found: **read that
-first**. What is pinned is never changed within a version of the record.
+first**. What is pinned is never changed within a version of the record, but for ``expires_at``, by
+which the store deletes what is left: that is no part of the form.
 """
 
 from __future__ import annotations
