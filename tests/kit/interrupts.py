@@ -44,6 +44,8 @@ class Interruption:
         self._seen: list[Point] = []
         self._at = -1
         self._error: BaseException | None = None
+        # Kept here: CPython 3.11 uses a trace function that was removed while it was called.
+        self._tracer = self._enter
 
     def points(self, call: Callable[[], Any]) -> list[Point]:
         """Every point that the call passes, in order; a loop passes its own many times."""
@@ -67,7 +69,7 @@ class Interruption:
     def _tracing(self) -> Iterator[None]:
         before, quiet = sys.gettrace(), sys.unraisablehook
         sys.unraisablehook = lambda _: None  # interrupted while an object is deleted
-        sys.settrace(self._enter)
+        sys.settrace(self._tracer)
         try:
             yield
         finally:

@@ -66,7 +66,7 @@ def test_acts_in_a_transaction_of_their_own(stores: list[SqlStore]) -> None:
         for number in range(5):
             joined = other.acquire(key, claim(f"f{number}", join=f"message {number}"))
             assert joined.outcome == "joined"
-    assert store.renew([running(key, "a")]) == [True]
+    assert store.renew([running(key, "a")]) == [6]  # its own, and it has five followers
     ended = store.finish(key, finish("a", settle_later=True))
 
     assert ended.verdict == "ended"

@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores.sql import SqlStore
+from celery_unique.stores.sql import SqlStore, database
 from tests.kit import PostgresServer, TcpProxy, eventually
+from tests.kit.interrupts import Interruption, named
 from tests.stores.factories import (
     QUEUE_LEASE,
     claim,
@@ -390,6 +392,37 @@ def test_a_thread_that_gets_no_turn_is_told_so(
     assert "All 1 connections" in message
 
 
+def taking_turns(frame: FrameType) -> bool:
+    """Where a connection is taken and returned: here, and below in what does it."""
+    parts = (database.__file__, "/sqlalchemy/pool/", "/sqlalchemy/util/queue", "/threading.py")
+    return any(part in frame.f_code.co_filename for part in parts)
+
+
+def test_no_interrupted_act_keeps_its_turn_from_others(
+    opened: Callable[..., SqlStore], sql_url: str, key: str
+) -> None:
+    """A time limit raises anywhere: also while a lock or a connection is just taken."""
+    store = opened(sql_url, timeout_s=5, pool_size=1)
+    publish(store, key, "a")
+    store.read(key)
+    interruption = Interruption(taking_turns)
+    points = interruption.points(lambda: store.read(key))
+    failed = []
+
+    for at, point in enumerate(points):
+        interruption.interrupt(at, KeyboardInterrupt(), lambda: store.read(key))
+        read: list[Any] = []
+        other = threading.Thread(target=lambda read=read: read.append(store.read(key)), daemon=True)
+        other.start()
+        other.join(20)
+        if not read:
+            failed.append(named(point))
+            break  # each would take as long
+
+    assert len(points) > 20
+    assert failed == []
+
+
 def test_a_forked_child_never_uses_its_parents_connections(
     opened: Callable[..., SqlStore], sql_url: str
 ) -> None:
@@ -408,8 +441,7 @@ def test_a_forked_child_never_uses_its_parents_connections(
         return True
 
     # Threads of the parent's are in the middle of something at this moment.
-    with store._one_way._changed:
-        store._database._turns.acquire()
+    with store._one_way._changed, store._database._mutex:
         pid = os.fork()
         if pid == 0:
             try:
@@ -417,7 +449,6 @@ def test_a_forked_child_never_uses_its_parents_connections(
             except BaseException:
                 right = False
             os._exit(0 if right else 1)
-        store._database._turns.release()
     parent = acts("parent")
     _, status = os.waitpid(pid, 0)
 
@@ -628,7 +659,7 @@ def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
             textwrap.dedent(
                 f"""
                 import os, signal
-                from celery_unique.stores.sql import SqlStore
+                from celery_unique.stores.sql import SqlStore, database
                 store = SqlStore.from_url({sql_url!r}, timeout_s={TIMEOUT})
 
                 def stop(session):

@@ -71,9 +71,15 @@ class Database:
         self._ddl = ddl
         self._deadline = Deadline(options.timeout_s)
         self._made: Engine | None = make_engine(options, self._deadline)
-        self._making = threading.Lock()
-        self._turns = threading.BoundedSemaphore(options.pool_size)
+        self._begin()
         _databases.add(self)
+
+    def _begin(self) -> None:
+        self._making = threading.Lock()
+        # Entered in one step: a signal in ``Condition.__enter__`` could leave it taken for ever.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
+        self._turns: set[object] = set()  # of those that have a connection
 
     @property
     def _engine(self) -> Engine:
@@ -138,23 +144,31 @@ class Database:
         if self._made is not None:
             _parents_engines.append(self._made)
         self._made = None
-        self._making = threading.Lock()
-        self._turns = threading.BoundedSemaphore(self._options.pool_size)
+        self._begin()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """As many at once as the pool holds: its own wait knows nothing of the deadline."""
-        turns = self._turns
-        if not turns.acquire(timeout=self._deadline.remaining()):
-            raise StoreUnavailable(
-                f"All {self._options.pool_size} connections to the lock store "
-                f"{self._options.shown_url} are in use.",
-                store=self._options.shown_url,
-            )
+        turn, turns = object(), self._turns
         try:
+            with self._mutex:
+                if not self._changed.wait_for(self._has_room, self._deadline.remaining()):
+                    raise StoreUnavailable(
+                        f"All {self._options.pool_size} connections to the lock store "
+                        f"{self._options.shown_url} are in use.",
+                        store=self._options.shown_url,
+                    )
+                turns.add(turn)
             yield
         finally:
-            turns.release()
+            # Whether it was added or not, and without a lock to wait for: wherever a signal
+            # interrupts this, no turn is lost.
+            turns.discard(turn)
+            with self._mutex:
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._turns) < self._options.pool_size
 
     def _make_way(self, error: SQLAlchemyError, tries: int) -> None:
         """Do what lets the act succeed next time, or raise."""

@@ -35,6 +35,8 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     """An engine whose every statement commits by itself. It connects when it is used."""
     from sqlalchemy import create_engine
 
+    from .pool import IdleConnections
+
     backend = options.url.get_backend_name()
     if backend == "sqlite":
         _check_sqlite_version()
@@ -43,9 +45,8 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
         engine = create_engine(
             options.url,
             isolation_level="AUTOCOMMIT",
+            poolclass=IdleConnections,
             pool_size=options.pool_size,
-            max_overflow=0,
-            pool_timeout=0,
             hide_parameters=True,  # errors are logged, and a key is made from arguments
             connect_args=_CONNECT_ARGUMENTS[backend](options),
         )
