@@ -322,7 +322,8 @@ from celery import Celery
 import celery_unique
 
 app = Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
-celery_unique.install(app, store_url=os.environ["STORE"])
+# A busy machine's store is waited for at the gate: see tests/kit/patience.py.
+celery_unique.install(app, store_url=os.environ["STORE"], gate_timeout=5, store_timeout=10)
 
 @app.task(name="shop.rebuild", unique=True)
 def rebuild(shop_id):
@@ -357,7 +358,9 @@ def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
         assert [rebuild.delay(n).get(timeout=20) for n in range(1, 11)] == list(range(1, 11))
         flush(app)
 
-    traffic = Traffic(seen, database_of(app))
+    # A message that waits in the worker for a second, on a busy machine, is renewed besides.
+    acts = [command for command in seen if scripts.RENEW.sha not in command.text]
+    traffic = Traffic(acts, database_of(app))
     # Ten calls, ten starts, ten ends; and the confirmations, for which nobody waits.
     assert traffic.blocking == ["EVALSHA"] * 30
     assert traffic.one_way == ["EVALSHA"] * 10
