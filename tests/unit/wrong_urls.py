@@ -30,7 +30,7 @@ def redis(scheme: str) -> Wrong:
             (f"{scheme}://me:hunter2@a..b/0", "the host"),
             (f"{server}/-1", "the number of a database"),
             (f"{server}?db=-1", "'db'"),
-            (f"{scheme}://me:hunter2/2@127.0.0.1:{{port}}/0", "the number of a database"),
+            (f"{scheme}://me:hunter2/2@127.0.0.1:{{port}}/0", "%-encoded"),
         ],
         "unknown": [
             (f"{server}/0?bogus=1", "'bogus'"),
