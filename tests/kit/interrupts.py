@@ -63,6 +63,9 @@ class Interruption:
         except BaseException as raised:
             if raised is not error and not _is_caused_by(raised, error):
                 raise
+        finally:
+            self._error = None
+            del error  # it would keep the frames that it went through, and they it
         return len(self._seen) > at
 
     @contextmanager

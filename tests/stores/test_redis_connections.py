@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ import redis
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
-from celery_unique.stores.redis import RedisStore, connections
+from celery_unique.stores.redis import RedisStore, connections, one_way
 from celery_unique.stores.redis.connections import MOST_IDLE
 from tests.kit import RedisServer, TcpProxy, eventually
+from tests.kit.interrupts import Interruption, named, of_package
 from tests.kit.server import HOST, free_port
 from tests.stores.factories import (
     MINUTE,
@@ -266,6 +268,66 @@ def test_one_way_acts_wait_for_a_server_that_is_away_and_say_so(
         eventually(
             lambda: task_of(store, key, "a").state == "w", timeout=20, ignoring=StoreUnavailable
         )
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("taken_along_by", ["read", "acquire", "two steps"])
+def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, taken_along_by: str
+) -> None:
+    """A lost confirmation lets a lock lapse, a lost end keeps a key taken."""
+    acts: dict[str, Callable[[RedisStore, str], Any]] = {
+        "read": lambda store, key: store.read(key),
+        "acquire": lambda store, key: store.acquire(fresh_key(), claim("other")),
+        "two steps": lambda store, key: store.begin_acquire_many([(fresh_key(), claim("other"))])(),
+    }
+    # By no thread: what waits is taken along, or lost.
+    monkeypatch.setattr(one_way.OneWay, "_call", lambda self: None)
+    with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
+        interruption = Interruption(of_package)
+
+        def confirmed() -> str:
+            key = fresh_key()
+            store.acquire(key, claim("a"))
+            store.confirm(key, "a", QUEUE_LEASE)
+            return key
+
+        key = confirmed()
+        points = interruption.points(lambda: acts[taken_along_by](store, key))
+        lost = []
+        for at, point in enumerate(points):
+            key = confirmed()
+            interruption.interrupt(
+                at, KeyboardInterrupt(), lambda key=key: acts[taken_along_by](store, key)
+            )
+            if task_of(store, key, "a").state != "w":
+                lost.append(named(point))
+
+    assert len(points) > 20
+    assert lost == []
+
+
+@pytest.mark.server
+def test_an_interrupted_flush_does_not_stop_the_thread_of_one_way_acts(redis_url: str) -> None:
+    def watched(frame: FrameType) -> bool:
+        return of_package(frame) or frame.f_code.co_filename == threading.__file__
+
+    with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
+        interruption = Interruption(watched)
+        publish(store, fresh_key(), "a")
+        points = interruption.points(store.flush)
+        for at in range(len(points)):
+            interruption.interrupt(at, KeyboardInterrupt(), store.flush)
+            key = fresh_key()
+            store.acquire(key, claim("a"))
+            store.confirm(key, "a", QUEUE_LEASE)
+            over: list[bool] = []
+            other = threading.Thread(
+                target=lambda over=over: (store.flush(), over.append(True)), daemon=True
+            )
+            other.start()
+            other.join(20)
+            assert over, f"interrupted at {named(points[at])}"
 
 
 def test_a_closed_store_tries_no_more(caplog: pytest.LogCaptureFixture) -> None:

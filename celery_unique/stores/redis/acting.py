@@ -14,7 +14,7 @@ from celery_unique.stores.following import UNREADABLE, unreadable
 
 from .connections import Again, Command, Exchanging
 from .layout import Layout
-from .one_way import RECORD, Act, OneWay
+from .one_way import RECORD, OneWay, Taken
 from .scripts import Script
 
 #: Commands sent at once before their replies are read.
@@ -62,7 +62,6 @@ class RedisActing:
             replies = []
             for first in range(0, len(commands), BATCH):
                 replies += self._exchange(commands[first : first + BATCH], again, earlier)
-                earlier = []
         return self._with_unknown_script(script, commands, replies, again)
 
     def _begin_all(
@@ -70,11 +69,14 @@ class RedisActing:
         script: Script,
         commands: Sequence[Command],
         again: Again,
-        in_front: Sequence[Act] = (),
+        in_front: Taken | None = None,
     ) -> Callable[[], list[Any]]:
         """``_run_all`` of at most a batch in two steps: what is returned waits for the replies."""
         earlier = self._one_way.earlier(_records(commands), self.takes_along)
-        earlier += in_front
+        if in_front:
+            earlier += in_front
+            in_front.clear()
+        number = len(earlier)
         try:
             wait = self._connections.begin([*(act.command for act in earlier), *commands], again)
         except BaseException:
@@ -88,8 +90,8 @@ class RedisActing:
                 self._one_way.put_back(earlier)
                 raise
             if earlier:
-                self._one_way.heard(earlier, replies[: len(earlier)])
-            return self._with_unknown_script(script, commands, replies[len(earlier) :], again)
+                self._one_way.heard(earlier, replies[:number])
+            return self._with_unknown_script(script, commands, replies[number:], again)
 
         return heard
 
@@ -132,19 +134,20 @@ class RedisActing:
             raise self._unreadable(self._layout.name_of(key), error) from error
 
     def _exchange(
-        self, commands: Sequence[Command], again: Again | None, earlier: Sequence[Act]
+        self, commands: Sequence[Command], again: Again | None, earlier: Taken | None
     ) -> list[Any]:
         """The replies to these commands; ``earlier`` is sent in front of them."""
         if not earlier:
             return self._connections.exchange(commands, again)
+        number = len(earlier)
         all_of_them = [*(act.command for act in earlier), *commands]
         try:
             replies = self._connections.exchange(all_of_them, again)
         except BaseException:
             self._one_way.put_back(earlier)
             raise
-        self._one_way.heard(earlier, replies[: len(earlier)])
-        return replies[len(earlier) :]
+        self._one_way.heard(earlier, replies[:number])
+        return replies[number:]
 
     def _ask(self, commands: Sequence[Command], about: Sequence[str] = ()) -> list[Any]:
         """The replies to commands that read; ``about``: the records whose news must be in them."""
@@ -162,11 +165,11 @@ class RedisActing:
     def _send(self, script: Script, key: str, *arguments: str | int) -> None:
         self._one_way.send(script, [self._command(script, key, *arguments)])
 
-    def _acts(self, script: Script, commands: Iterable[Command]) -> list[Act]:
+    def _acts(self, script: Script, commands: Iterable[Command]) -> Taken | None:
         """One-way acts that go along with something else; by themselves where nothing may."""
         if not self.takes_along:
             self._one_way.send(script, commands)
-            return []
+            return None
         return self._one_way.acts(script, commands)
 
 

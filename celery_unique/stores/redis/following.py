@@ -53,7 +53,7 @@ class RedisFollowing(RedisActing):
                 ("ZRANGE", name, "-inf", int(until), "BYSCORE", "LIMIT", 0, limit, "WITHSCORES")
                 for name in self._layout.due_sets()
             ]
-            clock, *replies = self._exchange([("TIME",), *ranges], None, ())
+            clock, *replies = self._exchange([("TIME",), *ranges], None, None)
             if isinstance(clock, StoreUnavailable):  # it was to come from a server that is away
                 now = int(until - GUESSED_LATE_MS)
                 break

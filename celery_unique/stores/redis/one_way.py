@@ -50,6 +50,19 @@ class Act(NamedTuple):
         return self._replace(command=self.script.whole(self.command))
 
 
+class Taken(list[Act]):
+    """Acts that go along with somebody's own, who says what was ``heard`` or puts them back. Who
+    was interrupted before that drops them: they wait again then."""
+
+    def __init__(self, sender: OneWay, acts: Iterable[Act] = ()) -> None:
+        self._sender = sender
+        super().__init__(acts)
+
+    def __del__(self) -> None:
+        if self:
+            self._sender.put_back(self)
+
+
 _senders: weakref.WeakSet[OneWay] = weakref.WeakSet()
 
 
@@ -76,17 +89,20 @@ class OneWay:
         self._under_way: set[str] = set()  # the records that the thread is telling about
         self._called_at = -math.inf  # when the thread was called that is yet to take what waits
         self._is_closed = False
-        self._hurry = threading.Event()  # somebody waits after all
+        self._hurry = False  # somebody waits after all
 
     def send(self, script: Script, commands: Iterable[Command]) -> None:
-        acts = self.acts(script, commands)
+        acts = self._made(script, commands)
         with self._mutex:
             for act in acts:
                 self._waiting.setdefault(act.command[RECORD], []).append(act)
         self._call()
 
-    def acts(self, script: Script, commands: Iterable[Command]) -> list[Act]:
-        """For who sends them along with something else, and tells what was ``heard``."""
+    def acts(self, script: Script, commands: Iterable[Command]) -> Taken:
+        """For who sends them along with something else."""
+        return Taken(self, self._made(script, commands))
+
+    def _made(self, script: Script, commands: Iterable[Command]) -> list[Act]:
         self._is_closed = False
         give_up_at = monotonic() + PATIENCE_S
         return [Act(script, command, give_up_at) for command in commands]
@@ -100,31 +116,43 @@ class OneWay:
         if call:
             self._thread.put(self._send_waiting)
 
-    def earlier(self, records: Iterable[str], others: int = 0) -> list[Act]:
+    def earlier(self, records: Iterable[str], others: int = 0) -> Taken:
         """What waits to be told about these records, for who sends it now, in front of an act of
         its own; and so many acts about others, which then need not be sent by the thread."""
+        taken = Taken(self)
         if not (self._waiting or self._under_way):
-            return []
+            return taken
         with self._mutex:
             records = [one for one in records if one in self._waiting or one in self._under_way]
             if not self._under_way.isdisjoint(records):
                 # On another connection, where it could be overtaken. Not for long: a server that
                 # does not answer has time-outs of its own.
                 self._changed.wait_for(lambda: self._under_way.isdisjoint(records), ABREAST_S)
-            taken = [act for record in records for act in self._waiting.pop(record, ())]
+            # Deleted once they are in the list: a signal in between lets them be sent twice.
+            for record in records:
+                if record in self._waiting:
+                    taken += self._waiting[record]
+                    del self._waiting[record]
             while self._waiting and len(taken) < others:
-                taken += self._waiting.popitem(last=False)[1]
+                record = next(iter(self._waiting))
+                taken += self._waiting[record]
+                del self._waiting[record]
         return taken
 
-    def heard(self, acts: Sequence[Act], replies: Sequence[Any]) -> None:
+    def heard(self, acts: Taken, replies: Sequence[Any]) -> None:
         """These were sent with something else: what the server has said to them."""
         # Whole, or whoever takes them along next could be told the same.
         unknown = [act.whole() for act in _unknown(acts, replies)]
-        self.put_back([*unknown, *_unanswered(acts, replies)])
+        self._put_in_front([*unknown, *_unanswered(acts, replies)])
+        acts.clear()
         _say_refused(replies)
 
-    def put_back(self, acts: Sequence[Act]) -> None:
+    def put_back(self, acts: Taken) -> None:
         """These had no reply: they stand again before what was told since."""
+        self._put_in_front(acts)
+        acts.clear()
+
+    def _put_in_front(self, acts: Sequence[Act]) -> None:
         if not acts:
             return
         with self._mutex:
@@ -133,7 +161,9 @@ class OneWay:
         self._call()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        self._hurry.set()
+        with self._mutex:
+            self._hurry = True
+            self._changed.notify_all()
         self._thread.flush(timeout_s)
 
     def close(self) -> None:
@@ -142,8 +172,9 @@ class OneWay:
 
     def _send_waiting(self) -> None:
         if self._thread.is_current():
-            self._hurry.wait(GATHER_S)
-            self._hurry.clear()
+            with self._mutex:
+                self._changed.wait_for(lambda: self._hurry, GATHER_S)
+                self._hurry = False
         self._called_at = -math.inf
         tries = 0
         while acts := self._taken():

@@ -316,7 +316,7 @@ class RedisStore(RedisFollowing):
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
         reads = [("HGETALL", self._layout.name_of(key)) for key in keys]
-        clock, *hashes = self._exchange([("TIME",), *reads], None, ())
+        clock, *hashes = self._exchange([("TIME",), *reads], None, None)
         now = self._now(self._checked([clock])[0])
         for key, fields in zip(keys, hashes, strict=True):
             try:
