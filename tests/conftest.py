@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from celery import _state
 from hypothesis import HealthCheck, settings
 
 from tests.kit import (
@@ -139,6 +140,14 @@ def browser() -> Iterator[Any]:
     """A selenium WebDriver for headless Chromium, shared by all tests of the process."""
     with chromium() as driver:
         yield driver
+
+
+@pytest.fixture(autouse=True)
+def _shared_tasks_of_this_test_only() -> Iterator[None]:
+    """``shared_task``, and ``app.task`` too, give the task to every app to come."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(before)
 
 
 @pytest.fixture

@@ -382,7 +382,7 @@ def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
     eventually(
         lambda: (
             not any(record.tasks for record in records())
-            and sum(len(record.marks) for record in records()) == broker.lost
+            and sum(len(record.marks) + record.more_marks for record in records()) == broker.lost
         ),
         timeout=60,
         message="not every message was reached",

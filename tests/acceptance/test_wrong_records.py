@@ -122,6 +122,7 @@ def test_an_operator_sees_and_frees_the_key(
     runtime = runtime_of(app)
     key = broken_key(app, 1)
     other = app.tasks["poisoned.run"].delay(2)
+    runtime.store.flush()  # it is confirmed in the background
 
     def run(*argv: str) -> list[Any]:
         capsys.readouterr()

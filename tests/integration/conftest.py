@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, _state
+from celery import Celery
 
 from celery_unique.runtime import runtime_of
 from tests.integration.apps import make_app
@@ -55,11 +55,3 @@ def app_with(store_url: str) -> Iterator[Callable[..., Celery]]:
 def local_app() -> Celery:
     """An installed app with its locks in this process, where the store does not matter."""
     return make_app("memory://")
-
-
-@pytest.fixture(autouse=True)
-def _shared_tasks_of_this_test_only() -> Iterator[None]:
-    """``shared_task`` tells every app to come."""
-    before = set(_state._on_app_finalizers)
-    yield
-    _state._on_app_finalizers.intersection_update(before)

@@ -176,7 +176,7 @@ def test_why_tells_of_a_key_who_holds_it_and_what_would_free_it(
     assert done.code == 0
     assert "active: running" in done.out
     assert re.search(r"called +3h", done.out)
-    assert re.search(r"run by +busy@crowd, process 1", done.out)
+    assert re.search(r"run by +busy@crowd, main process 1", done.out)
     assert re.search(r"absorbed +0 calls", done.out)
     assert "the end of the task, however it ends" in done.out
     assert f"unique release --key {one.key}" in done.out
