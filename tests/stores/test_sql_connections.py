@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy import event, text
 
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.sql import SqlStore, database
@@ -421,6 +422,51 @@ def test_no_interrupted_act_keeps_its_turn_from_others(
 
     assert len(points) > 20
     assert failed == []
+
+
+def test_an_interrupted_act_leaves_the_file_free_while_its_traceback_is_kept(
+    opened: Callable[..., SqlStore], sqlite_url: str, key: str
+) -> None:
+    store = opened(sqlite_url)
+    publish(store, key, "a")
+
+    def act(session: Any) -> None:
+        written = session.execute(
+            text("UPDATE celery_unique_lock SET conflicts = conflicts + 1 RETURNING record"), {}
+        )
+        assert written is not None  # and nobody reads what it returns
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        store._database.run(act)
+
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=5)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.rollback()
+    assert interrupted.value.__traceback__ is not None
+
+
+def test_a_time_limit_is_not_taken_for_a_failing_store(
+    opened: Callable[..., SqlStore], sqlite_url: str, key: str
+) -> None:
+    """SQLAlchemy wraps what is raised while it prepares a statement."""
+    store = opened(sqlite_url)
+    publish(store, key, "a")
+    interruption = Interruption(lambda frame: "/sqlalchemy/" in frame.f_code.co_filename)
+    points = interruption.points(lambda: store.read(key))
+    failing: list[str] = []
+
+    def read() -> None:
+        try:
+            store.read(key)
+        except StoreUnavailable as error:
+            failing.append(str(error))
+
+    for at in range(len(points)):
+        interruption.interrupt(at, SoftTimeLimitExceeded(), read)
+
+    assert len(points) > 50
+    assert failing == []
 
 
 def test_a_forked_child_never_uses_its_parents_connections(

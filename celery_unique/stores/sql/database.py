@@ -106,9 +106,14 @@ class Database:
                         except BaseException as error:
                             # Interrupted, by a time limit for example: a reply may still come,
                             # and the next act would take it for its own.
-                            if not isinstance(error, (SQLAlchemyError, StoreUnavailable)):
-                                connection.invalidate()
-                            raise
+                            interruption = _interruption(error)
+                            if interruption is None:
+                                raise
+                            connection.invalidate()
+                            try:
+                                raise interruption
+                            finally:
+                                del interruption  # its frames would keep it, and it them
                 except SQLAlchemyError as error:
                     tries += 1
                     if self._deadline.passed():
@@ -201,6 +206,18 @@ class Database:
         raise StoreUnavailable(
             explain(error, self._options), store=self._options.shown_url
         ) from error
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """What is neither the database's nor this store's: raised by a signal's handler, say.
+
+    SQLAlchemy wraps an exception that comes while it prepares a statement, whatever it is.
+    """
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+
+    if isinstance(error, StatementError) and not isinstance(error, DBAPIError):
+        return error.orig or error
+    return None if isinstance(error, (SQLAlchemyError, StoreUnavailable)) else error
 
 
 def _is_stale(error: Any, session: Session | None) -> bool:

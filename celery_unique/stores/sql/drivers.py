@@ -8,6 +8,7 @@ import os
 import select
 import selectors
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,30 @@ def _prepare_sqlite(engine: Engine, synchronous: str) -> None:
         record.info["file"] = _identity(path)
 
 
+def _sqlite_options(_options: Options) -> dict[str, Any]:
+    import sqlite3
+
+    class ClosingConnection(sqlite3.Connection):
+        """Closes its cursors with it. An interrupted one would keep the file locked for everybody,
+        as long as something refers to it, a traceback for example."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+            super().__init__(*args, **options)
+
+        def cursor(self, *args: Any, **options: Any) -> Any:
+            cursor = super().cursor(*args, **options)
+            self._cursors.add(cursor)
+            return cursor
+
+        def close(self) -> None:
+            for cursor in self._cursors:
+                cursor.close()
+            super().close()
+
+    return {"factory": ClosingConnection}
+
+
 def _identity(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)  # noqa: PTH116  it is asked for by every act
@@ -220,5 +245,5 @@ def _session_settings(options: Options) -> str:
 _CONNECT_ARGUMENTS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "postgresql": _psycopg_options,
     "mysql": lambda options: dict(pymysql_flags(options.url)),
-    "sqlite": lambda _options: {},
+    "sqlite": _sqlite_options,
 }
