@@ -29,6 +29,9 @@ DJANGO_TESTS = tests/django $(addprefix tests/stores/test_django_, contract.py p
 # hundred times.
 MANY ?= 10000
 REPLACES ?= 100000
+# make test-many interrupts calls at every Nth point (all: at each, which takes a quarter of an hour);
+# make test does so once for each line.
+INTERRUPTS ?= 5
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -70,9 +73,10 @@ test-django: services $(DJANGO_VERSIONS:%=test-django-%) ## The tests of the Dja
 test-django-%: .cache/django-%/.installed
 	.cache/django-$*/bin/python -m pytest $(DISTRIBUTED) $(DJANGO_TESTS) $(ARGS)
 
-test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, half of them duplicates, and 100,000 replaces of one key, in some minutes
-	CELERY_UNIQUE_MANY=$(MANY) CELERY_UNIQUE_REPLACES=$(REPLACES) \
-	    $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py tests/acceptance/test_many_replaces.py $(ARGS)
+test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 100,000 replaces of one key, and calls interrupted at thousands of points, in some minutes
+	CELERY_UNIQUE_MANY=$(MANY) CELERY_UNIQUE_REPLACES=$(REPLACES) CELERY_UNIQUE_INTERRUPTS=$(INTERRUPTS) \
+	    $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py tests/acceptance/test_many_replaces.py \
+	    tests/integration/test_interrupts.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -10,13 +10,12 @@ may be sent once more, and nothing is lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from celery import group, states
-from celery._state import pop_current_task, push_current_task
+from celery._state import _task_stack
 from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.exceptions import BackendError, TaskRevokedError
@@ -100,19 +99,39 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
     if meta is not None and _replacement(meta):
         meta = None  # superseded, it was taken for a call that nobody waits for
     request._children = list(outcome.children)
-    with _as_current_task(task, request), finishing():
+    stacks = () if task is None else (_task_stack, task.request_stack)
+    depths = [len(stack) for stack in stacks]
+    try:
+        # What is published inside is the follower's: its trail, its root and its parent.
+        for stack, top in zip(stacks, (task, request), strict=False):
+            stack.push(top)
+        with finishing():
+            try:
+                if meta is None:
+                    _end(app, backend, task, request, outcome)
+                else:
+                    _go_on(backend, task, request, outcome, meta)
+            except Exception as error:
+                if _may_work_later(backend, error):
+                    raise
+                # It would not work the next time either: said once, and nobody waits for it.
+                logger.exception("%s[%s] could not be completed", call.name, call.task_id)
+                if meta is None and outcome.state == states.SUCCESS:
+                    _fail(
+                        backend, task, request, Outcome(states.FAILURE, error), call_errbacks=False
+                    )
+    finally:
+        # As deep as before, however far a signal has let it come; twice, since it may come here.
         try:
-            if meta is None:
-                _end(app, backend, task, request, outcome)
-            else:
-                _go_on(backend, task, request, outcome, meta)
-        except Exception as error:
-            if _may_work_later(backend, error):
-                raise
-            # It would not work the next time either: said once, and nobody waits for it.
-            logger.exception("%s[%s] could not be completed", call.name, call.task_id)
-            if meta is None and outcome.state == states.SUCCESS:
-                _fail(backend, task, request, Outcome(states.FAILURE, error), call_errbacks=False)
+            _pop_to(depths, stacks)
+        finally:
+            _pop_to(depths, stacks)
+
+
+def _pop_to(depths: Sequence[int], stacks: Sequence[Any]) -> None:
+    for stack, depth in zip(stacks, depths, strict=True):
+        while len(stack) > depth:
+            stack.pop()
 
 
 def _end(app: Any, backend: Any, task: Any, request: Context, outcome: Outcome) -> None:
@@ -215,18 +234,3 @@ def _may_work_later(backend: Any, error: Exception) -> bool:
     if isinstance(error, (OperationalError, BackendError, OSError)):
         return True
     return bool(backend.exception_safe_to_retry(error))
-
-
-@contextmanager
-def _as_current_task(task: Any, request: Context) -> Iterator[None]:
-    """What is published inside is the follower's: its trail, its root and its parent."""
-    if task is None:
-        yield
-        return
-    push_current_task(task)
-    task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
-        pop_current_task()

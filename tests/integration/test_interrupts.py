@@ -2,8 +2,9 @@
 
 A time limit (``SoftTimeLimitExceeded``) or Ctrl-C (``KeyboardInterrupt``) raises in the middle of
 a public call. Here it does so at every line of this library that the call runs, or, with
-``CELERY_UNIQUE_INTERRUPTS=all``, at every point where CPython runs signal handlers. After each,
-the same thread makes ordinary calls, and their messages are looked for in the broker.
+``CELERY_UNIQUE_INTERRUPTS=all``, at every point where CPython runs signal handlers, in the client
+libraries too; a number instead of ``all`` N takes every Nth of them. After each, the same
+thread makes ordinary calls, and their messages are looked for in the broker.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, chain, chord, current_task, group
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 
 import celery_unique
 from celery_unique import apply_many, coordinator, lookup, release
+from celery_unique.completing import Outcome, complete
+from celery_unique.followers import FollowerCall
+from celery_unique.header import LockHeader
 from celery_unique.runtime import runtime_of
 from tests.integration.apps import make_app, messages, take_messages
 from tests.kit import RedisServer
 from tests.kit.interrupts import Interruption, line_of, named, of_package
 
-#: Every point, and also those in the client libraries that this one calls.
-EVERYWHERE = os.environ.get("CELERY_UNIQUE_INTERRUPTS") == "all"
+#: At points and not at lines, also in the client libraries that this one calls.
+EVERYWHERE = os.environ.get("CELERY_UNIQUE_INTERRUPTS", "")
+STRIDE = 1 if EVERYWHERE in ("", "all") else int(EVERYWHERE)
 
 STORES = (
     "memory",
@@ -231,11 +236,11 @@ def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
             points = interruption.points(lambda act=act, n=number: act(n))
             take_messages(shop.app)
         for at, point in enumerate(points):
-            if not EVERYWHERE and line_of(point) in done:
+            if at % STRIDE or (not EVERYWHERE and line_of(point) in done):
                 continue
             done.add(line_of(point))
             number += 1
-            error = SoftTimeLimitExceeded() if at % 2 else KeyboardInterrupt()
+            error = (KeyboardInterrupt, SoftTimeLimitExceeded)[interruptions % 2]()
             interruption.interrupt(at, error, lambda act=act, n=number: act(n))
             interruptions += 1
             swallowed += [f"{name} at {named(point)}: {lost}" for lost in shop.swallowed(number)]
@@ -244,6 +249,25 @@ def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
         print(f"\n{interruptions} interruptions, {len(swallowed)} swallowed calls")
     assert interruptions > 300
     assert swallowed == []
+
+
+def test_no_interrupted_completion_of_a_follower_leaves_it_the_current_task() -> None:
+    """What the thread publishes later would be its children's."""
+    shop = Shop(make_app("memory://", result_backend="cache+memory://"))
+    interruption = Interruption()
+
+    def complete_one(n: int) -> None:
+        header = LockHeader(f"follower-{n}", "1:00")
+        call = FollowerCall("shop.rebuild", [n], {}, {"link": [shop.plain.si(n)]}, header)
+        complete(shop.app, call, Outcome("SUCCESS", None))
+
+    complete_one(-2)
+    points = interruption.points(lambda: complete_one(-1))
+    for at, point in enumerate(points):
+        interruption.interrupt(at, KeyboardInterrupt(), lambda n=at: complete_one(n))
+        assert current_task._get_current_object() is None, named(point)
+        assert len(shop.rebuild.request_stack) == 0, named(point)
+    assert len(points) > 20
 
 
 SIGNALLED = """
