@@ -53,7 +53,7 @@ def test_no_part_of_a_password_is_ever_shown(
     for password in PASSWORDS:
         caplog.clear()
         texts = []
-        app = plain_app(unique_store_url=url.format(password), unique_store_timeout=0.5)
+        app = plain_app(unique_store_url=url.format(password), unique_store_timeout=0.1)
 
         @app.task(name="shop.rebuild", unique=True, shared=False)
         def rebuild(shop_id: int) -> None: ...

@@ -31,8 +31,10 @@ from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
     claim,
+    finish,
     fresh_key,
     publish,
+    run,
     running,
     task_of,
 )
@@ -708,9 +710,15 @@ def test_the_packer_of_commands_gets_text_only(
     monkeypatch.setattr(connections, "pack_command", packing)
     with closing(RedisStore.from_url(redis_server.fresh_url())) as store:
         key, other = fresh_key(), fresh_key()
-        publish(store, key, "first")
-        running(store, key, "first")
+        run(store, key, "first")
+        store.renew([running(key, "first")])
         store.acquire(key, claim("second", delay_ms=5, window_ms=7))
+        store.acquire(key, claim("follower", join="message"))
+        store.finish(key, finish("first", settle_later=True))
+        store.settle(key, finish("first", settle_later=True), True)
+        tried = fresh_key()
+        run(store, tried, "tried")
+        store.retry(tried, "tried", "d1", MINUTE, False)
         store.acquire_many([(other, claim("third")), (fresh_key(), claim("fourth"))])
         store.begin_acquire_many([(fresh_key(), claim("fifth"))], [(other, "third", MINUTE)])()
         store.begin_acquire(fresh_key(), claim("sixth"))()
