@@ -29,7 +29,7 @@ DJANGO_TESTS = tests/django $(addprefix tests/stores/test_django_, contract.py p
 # hundred times.
 MANY ?= 10000
 REPLACES ?= 100000
-# make test-many interrupts calls at every Nth point (all: at each, which takes a quarter of an hour);
+# make test-many interrupts calls at every Nth point (all: at each, which takes some twenty minutes);
 # make test does so once for each line.
 INTERRUPTS ?= 5
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
