@@ -22,7 +22,7 @@ from benchmarks.servers import Server, server, workers
 from benchmarks.sizes import Sizes
 from benchmarks.stage import Stage, store_of
 from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.stores.base import Claim, Finish, Held, Start
 from celery_unique.stores.record import State
 

@@ -14,10 +14,10 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from benchmarks.measuring import interleaved, median, summary
 from benchmarks.stage import Stage
-from celery_unique.calls import Call
-from celery_unique.identities import identify
-from celery_unique.policy import UniquePolicy
-from celery_unique.settings import UniqueSettings
+from celery_unique.config.settings import UniqueSettings
+from celery_unique.keys.call import Call
+from celery_unique.keys.identity import identify
+from celery_unique.policy.policy import UniquePolicy
 
 #: One sample is this many keys: a clock is read in about a tenth of a microsecond.
 LOOP = 50
@@ -69,7 +69,7 @@ def _case(stage: Stage, function: Callable[..., None], args: tuple[Any, ...]) ->
 
     def key(_: int) -> None:
         for _ in range(LOOP):
-            identify(call, policy, settings)
+            identify(call, policy, settings.key_secret, settings.idempotency_scope)
 
     def as_json(_: int) -> None:
         for _ in range(LOOP):

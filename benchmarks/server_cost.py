@@ -11,7 +11,7 @@ from benchmarks.measuring import progress
 from benchmarks.servers import Server, server
 from benchmarks.stage import Stage
 from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES, server_cpu
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim, Finish, Start
 from celery_unique.stores.record import State

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine, event, text
 
 from benchmarks.contenders import TASK
 from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.stores.base import Claim, Start
 from celery_unique.stores.sql import SqlStore
 

@@ -67,6 +67,6 @@ def stage(sizes: Sizes) -> Iterator[Stage]:
 
 
 def store_of(contender: Contender) -> Any:
-    from celery_unique.runtime import runtime_of
+    from celery_unique.config.app_state import state_of
 
-    return runtime_of(contender.app).store
+    return state_of(contender.app).store

@@ -12,7 +12,7 @@ from benchmarks.contenders import OURS, PLAIN, TASK, Contender
 from benchmarks.measuring import median, progress, quantile
 from benchmarks.servers import Server, server
 from benchmarks.stage import Stage, store_of
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim, Finish, Held, Start
 from celery_unique.stores.record import State

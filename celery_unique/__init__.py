@@ -10,67 +10,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .batches import apply_many
-    from .conformance import manifest
-    from .exceptions import (
-        BatchInterrupted,
-        CeleryUniqueError,
-        ConfigurationError,
-        DuplicateTask,
-        IdempotencyKeyConflict,
-        IdempotencyKeyRequired,
-        InvalidPolicy,
-        StoreUnavailable,
-        UniqueKeyError,
-        UnreadableRecord,
-    )
-    from .installation import install
-    from .locks import Lock, lookup, release
-    from .policy import UniquePolicy
-    from .results import UniqueEagerResult, UniqueResult
-    from .signals import (
-        unique_acquired,
-        unique_conflict,
-        unique_lost,
-        unique_released,
-        unique_store_error,
-        unique_superseded,
-    )
-    from .task import UniqueTask
-    from .time_buckets import time_bucket
+    from .exceptions import BatchInterrupted as BatchInterrupted
+    from .exceptions import CeleryUniqueError as CeleryUniqueError
+    from .exceptions import ConfigurationError as ConfigurationError
+    from .exceptions import DuplicateTask as DuplicateTask
+    from .exceptions import IdempotencyKeyConflict as IdempotencyKeyConflict
+    from .exceptions import IdempotencyKeyRequired as IdempotencyKeyRequired
+    from .exceptions import InvalidPolicy as InvalidPolicy
+    from .exceptions import StoreUnavailable as StoreUnavailable
+    from .exceptions import UniqueKeyError as UniqueKeyError
+    from .exceptions import UnreadableRecord as UnreadableRecord
+    from .installation import install as install
+    from .keys.time_bucket import time_bucket as time_bucket
+    from .locks import Lock as Lock
+    from .locks import lookup as lookup
+    from .locks import release as release
+    from .operations.manifest import manifest as manifest
+    from .policy.policy import UniquePolicy as UniquePolicy
+    from .publish.apply_many import apply_many as apply_many
+    from .publish.results import UniqueEagerResult as UniqueEagerResult
+    from .publish.results import UniqueResult as UniqueResult
+    from .reporting import unique_acquired as unique_acquired
+    from .reporting import unique_conflict as unique_conflict
+    from .reporting import unique_lost as unique_lost
+    from .reporting import unique_released as unique_released
+    from .reporting import unique_store_error as unique_store_error
+    from .reporting import unique_superseded as unique_superseded
+    from .task import UniqueTask as UniqueTask
+
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BatchInterrupted",
-    "CeleryUniqueError",
-    "ConfigurationError",
-    "DuplicateTask",
-    "IdempotencyKeyConflict",
-    "IdempotencyKeyRequired",
-    "InvalidPolicy",
-    "Lock",
-    "StoreUnavailable",
-    "UniqueEagerResult",
-    "UniqueKeyError",
-    "UniquePolicy",
-    "UniqueResult",
-    "UniqueTask",
-    "UnreadableRecord",
-    "apply_many",
-    "install",
-    "lookup",
-    "manifest",
-    "release",
-    "time_bucket",
-    "unique_acquired",
-    "unique_conflict",
-    "unique_lost",
-    "unique_released",
-    "unique_store_error",
-    "unique_superseded",
-]
-
+#: Public name -> the module that has it.
 _HOME = {
     "BatchInterrupted": "exceptions",
     "CeleryUniqueError": "exceptions",
@@ -81,25 +52,27 @@ _HOME = {
     "InvalidPolicy": "exceptions",
     "Lock": "locks",
     "StoreUnavailable": "exceptions",
-    "UniqueEagerResult": "results",
+    "UniqueEagerResult": "publish.results",
     "UniqueKeyError": "exceptions",
-    "UniquePolicy": "policy",
-    "UniqueResult": "results",
+    "UniquePolicy": "policy.policy",
+    "UniqueResult": "publish.results",
     "UniqueTask": "task",
     "UnreadableRecord": "exceptions",
-    "apply_many": "batches",
+    "apply_many": "publish.apply_many",
     "install": "installation",
     "lookup": "locks",
-    "manifest": "conformance",
+    "manifest": "operations.manifest",
     "release": "locks",
-    "time_bucket": "time_buckets",
-    "unique_acquired": "signals",
-    "unique_conflict": "signals",
-    "unique_lost": "signals",
-    "unique_released": "signals",
-    "unique_store_error": "signals",
-    "unique_superseded": "signals",
+    "time_bucket": "keys.time_bucket",
+    "unique_acquired": "reporting",
+    "unique_conflict": "reporting",
+    "unique_lost": "reporting",
+    "unique_released": "reporting",
+    "unique_store_error": "reporting",
+    "unique_superseded": "reporting",
 }
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for granted
@@ -111,4 +84,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for granted
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-from .values import value
 
 HEADER = "celery_unique"
 VERSION = 1
 
 
-@value
+@dataclass(slots=True)
 class LockHeader:
     task_id: str
     key: str

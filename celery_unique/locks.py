@@ -11,17 +11,25 @@ from typing import Any
 
 from celery import current_app
 
-from . import reports
-from .calls import Call
-from .exceptions import InvalidPolicy, StoreUnavailable, UniqueKeyError, UnreadableRecord
-from .identities import with_key
-from .keys import canonical_text, idempotency_identity, identity, key_of
-from .messages import shown, suggestion
-from .policy import UniquePolicy
-from .publish import queue_of, registered
-from .runtime import Runtime, runtime_of
+from celery_unique.publish.coordinator import UniqueTaskCoordinator
+
+from . import reporting
+from .config.app_state import AppState, state_of
+from .config.leases import moment_of
+from .exceptions import (
+    InvalidPolicy,
+    StoreUnavailable,
+    UniqueKeyError,
+    UnreadableRecord,
+    shown,
+    suggestion,
+)
+from .keys.call import Call
+from .keys.digest import key_of
+from .keys.identity import canonical_text, idempotency_identity, identity, with_key
+from .policy.policy import UniquePolicy
+from .publish.request import queue_of, registered
 from .stores.record import Record, TaskEntry
-from .timing import moment_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +63,19 @@ def lookup(
     A lock whose window has passed while its task still waits or runs is there, too: the next
     call is admitted beside it.
     """
-    runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
-    record, now = runtime.store.read(key)
-    if _is_behind(runtime, key, record):
+    app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
+    record, now = app_state.store.read(key)
+    if _is_behind(app_state, key, record):
         with suppress(StoreUnavailable):  # then it is shown as it was found
-            runtime.store.flush(runtime.settings.store_timeout.total_seconds())
-            record, now = runtime.store.read(key)
+            app_state.store.flush(app_state.settings.store_timeout.total_seconds())
+            record, now = app_state.store.read(key)
     return lock_of(key, record, now)
 
 
-def _is_behind(runtime: Runtime, key: str, record: Record) -> bool:
+def _is_behind(app_state: AppState, key: str, record: Record) -> bool:
     """Whether the store may have yet to hear that a call of this process was published: it is
     told one way."""
-    published = runtime.coordinator.key_of_published
+    published = app_state.part(UniqueTaskCoordinator).key_of_published
     return any(task.state == "p" and published(i) == key for i, task in record.tasks.items())
 
 
@@ -85,16 +93,16 @@ def release(
     The holder is not stopped: it still runs, or will run, and the next call may run
     beside it.
     """
-    runtime, key = _find(task, args, kwargs, key, idempotency_key, app)
+    app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
     try:
-        record, _ = runtime.store.read(key)
+        record, _ = app_state.store.read(key)
     except UnreadableRecord:
         record = Record()  # released, it is deleted
-    if not runtime.store.release(key):
+    if not app_state.store.release(key):
         return False
     for task_id, held in record.tasks.items():
         if not held.released:
-            reports.released(runtime.app, held.task_name, task_id, key, "released by hand")
+            reporting.released(app_state.app, held.task_name, task_id, key, "released by hand")
     return True
 
 
@@ -137,7 +145,7 @@ def _find(
     key: str | None,
     idempotency_key: str | None,
     app: Any,
-) -> tuple[Runtime, str]:
+) -> tuple[AppState, str]:
     by_call = task is not None or idempotency_key is not None
     if by_call == (key is not None):
         raise InvalidPolicy(
@@ -148,23 +156,23 @@ def _find(
     if app is None:
         app = task.app if hasattr(task, "app") else current_app
     app = getattr(app, "_get_current_object", lambda: app)()
-    runtime = runtime_of(app)
+    app_state = state_of(app)
     if key is not None:
-        return runtime, _checked_key(key)
+        return app_state, _checked_key(key)
     if idempotency_key is not None:
-        return runtime, key_of_idempotency_key(runtime, task, idempotency_key)
-    return runtime, key_of_call(runtime, task, args, kwargs)
+        return app_state, key_of_idempotency_key(app_state, task, idempotency_key)
+    return app_state, key_of_call(app_state, task, args, kwargs)
 
 
-def key_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -> str:
+def key_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str) -> str:
     """The key behind an idempotency key: of one task, or of the app by its scope."""
-    text = text_of_idempotency_key(runtime, task, idempotency_key)
-    return key_of(text, runtime.settings.key_secret)
+    text = text_of_idempotency_key(app_state, task, idempotency_key)
+    return key_of(text, app_state.settings.key_secret)
 
 
-def text_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -> str:
+def text_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str) -> str:
     """The readable text whose digest that key is."""
-    settings = runtime.settings
+    settings = app_state.settings
     if task is None and settings.idempotency_scope == "task":
         raise InvalidPolicy(
             "An idempotency_key belongs to its task (unique_idempotency_scope='task'): "
@@ -173,7 +181,7 @@ def text_of_idempotency_key(runtime: Runtime, task: Any, idempotency_key: str) -
         )
     name = "" if task is None else _name_of(task)
     asked = with_key({"idempotency_key": idempotency_key})
-    _refuse_headers(name or "a task", _policy_of(runtime, name, asked)[0])
+    _refuse_headers(name or "a task", _policy_of(app_state, name, asked)[0])
     call = Call(task_name=name, idempotency_key=idempotency_key)
     return canonical_text(idempotency_identity(call, scope=settings.idempotency_scope))
 
@@ -188,20 +196,22 @@ def _checked_key(key: object) -> str:
     )
 
 
-def key_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+def key_of_call(app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
     """The key that a call with these arguments has."""
-    return key_of(text_of_call(runtime, task, args, kwargs), runtime.settings.key_secret)
+    return key_of(text_of_call(app_state, task, args, kwargs), app_state.settings.key_secret)
 
 
-def text_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+def text_of_call(
+    app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, Any] | None
+) -> str:
     """The readable text whose digest that key is."""
     name = _name_of(task)
     _check_arguments(args, kwargs)
-    task = registered(runtime.app, name)  # what a module holds is a proxy of it
-    policy, signature = _policy_of(runtime, name, {})
+    task = registered(app_state.app, name)  # what a module holds is a proxy of it
+    policy, signature = _policy_of(app_state, name, {})
     if policy is None and task is None:
         raise InvalidPolicy(
-            f"{name} is not a task of this app.{suggestion(name, runtime.app.tasks)} "
+            f"{name} is not a task of this app.{suggestion(name, app_state.app.tasks)} "
             "Look a lock of a task that is not known here up by key=.",
             field="task",
         )
@@ -222,16 +232,16 @@ def text_of_call(runtime: Runtime, task: Any, args: Any, kwargs: Mapping[str, An
         args=tuple(args or ()),
         kwargs=kwargs or {},
         signature=signature,
-        queue=_queue(runtime, name, args, kwargs, task) if "queue" in policy.keys else "",
+        queue=_queue(app_state, name, args, kwargs, task) if "queue" in policy.keys else "",
     )
     return canonical_text(identity(call, policy))
 
 
 def _policy_of(
-    runtime: Runtime, name: str, options: Mapping[str, Any]
+    app_state: AppState, name: str, options: Mapping[str, Any]
 ) -> tuple[UniquePolicy | None, Any]:
-    task = registered(runtime.app, name)
-    return runtime.policies.of(name, task, options, runtime.settings.app_defaults)
+    task = registered(app_state.app, name)
+    return app_state.policies.of(name, task, options, app_state.settings.app_defaults)
 
 
 def _refuse_headers(name: str, policy: UniquePolicy | None) -> None:
@@ -268,7 +278,7 @@ def _check_arguments(args: Any, kwargs: Any) -> None:
         )
 
 
-def _queue(runtime: Runtime, name: str, args: Any, kwargs: Any, task: Any) -> str:
+def _queue(app_state: AppState, name: str, args: Any, kwargs: Any, task: Any) -> str:
     """The queue of a call that asks for none."""
     options = task._get_exec_options() if task is not None else {}
-    return queue_of(runtime, name, args, kwargs, task, options)
+    return queue_of(app_state, name, args, kwargs, task, options)

@@ -17,16 +17,8 @@ import click
 
 __all__ = ["main", "unique"]
 
-#: Command -> the module that has a click command of the same name with ``_command`` behind it.
-_COMMANDS = {
-    "list": "listing",
-    "show": "showing",
-    "why": "showing",
-    "release": "releasing",
-    "stats": "counting",
-    "doctor": "doctor",
-    "manifest": "manifest",
-}
+#: Each is a module with a click command of the same name with ``_command`` behind it.
+_COMMANDS = ("list", "show", "why", "release", "stats", "doctor", "manifest")
 
 #: What a script can tell from the exit code; docs/reference/cli.md says it for each command.
 FOUND_NOTHING = 1
@@ -38,12 +30,12 @@ class LazyGroup(click.Group):
     """Imports a command on first use, and turns this library's errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS]  # list is a module of this package
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module = import_module(f"{__name__}.{_COMMANDS[name]}")
+        module = import_module(f"{__name__}.{name}")
         command: click.Command = getattr(module, f"{name}_command")
         return command
 
@@ -53,7 +45,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except CeleryUniqueError as error:
-            from .screen import printable
+            from .output import printable
 
             click.echo(f"Error: {printable(str(error))}", err=True)
             ctx.exit(NO_ANSWER if error.retryable else WRONG_USE)
@@ -88,7 +80,7 @@ def main(
     from celery.bin.base import CLIContext
 
     context = CLIContext(app=app, no_color=no_color, workdir=None)
-    arguments = list(argv) if argv is not None else None
+    arguments = None if argv is None else [*argv]
     try:
         unique.main(args=arguments, prog_name=prog_name, obj=context)  # ends with SystemExit
     except SystemExit as done:
@@ -97,7 +89,7 @@ def main(
 
 def _know_remote_control() -> None:
     """``celery inspect unique_held`` is known where its module is loaded, in this process too."""
-    from celery_unique.worker import remote  # noqa: F401
+    from celery_unique.worker import remote_control  # noqa: F401
 
 
 _know_remote_control()

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from celery_unique.operations.doctor import Report, examine
-from celery_unique.operations.selecting import installed_runtime
+from celery_unique.cli import FOUND_NOTHING, NO_ANSWER
+from celery_unique.operations.doctor.report import Report, examine
+from celery_unique.operations.select import installed_state
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
 from celery_unique.stores.diagnosis import Level
 
-from . import FOUND_NOTHING, NO_ANSWER
 from .options import GENERIC, json_option, program
-from .screen import Command, Screen, printable
+from .output import Command, Screen, printable
 
 #: --fail-on -> the levels of a finding that count.
 FAIL_ON: dict[str, tuple[Level, ...]] = {
@@ -59,7 +59,7 @@ def doctor_command(ctx: click.Context, /, timeout: float, fail_on: str, as_json:
     celery -A shop unique doctor --json | jq '.findings[] | select(.level == "error")'
     """
     screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
-    report = examine(installed_runtime(ctx.obj.app), timeout)
+    report = examine(installed_state(ctx.obj.app), timeout)
     if as_json:
         screen.json(_document(report))
     else:

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from celery_unique.conformance import manifest
-from celery_unique.operations.selecting import installed_runtime
+from celery_unique.operations.manifest import manifest
+from celery_unique.operations.select import installed_state
 
 
 @click.command("manifest", short_help="Print the Open Job Spec's manifest.")
@@ -15,5 +15,5 @@ from celery_unique.operations.selecting import installed_runtime
 @click.pass_context
 def manifest_command(ctx: click.Context, /, as_json: bool) -> None:
     """Print the Open Job Spec's conformance manifest, with the strength of the store in use."""
-    document = manifest(installed_runtime(ctx.obj.app).app)
+    document = manifest(installed_state(ctx.obj.app).app)
     click.echo(json.dumps(document, indent=None if as_json else 2))

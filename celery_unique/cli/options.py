@@ -11,22 +11,21 @@ from typing import Any, TypeVar
 
 import click
 
-from celery_unique.durations import parse_duration
+from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import InvalidPolicy
-from celery_unique.leases import milliseconds
 from celery_unique.locks import key_of_call, key_of_idempotency_key
-from celery_unique.operations.selecting import (
+from celery_unique.operations.select import (
     STATE_NAMES,
     Selection,
     find,
-    installed_runtime,
+    installed_state,
     is_key,
     states_named,
 )
-from celery_unique.runtime import Runtime
+from celery_unique.policy.durations import milliseconds, parse_duration
 from celery_unique.stores.memory import MemoryStore
 
-from .screen import Screen, printable
+from .output import Screen, printable
 
 #: In the words of the modules below, which do not know how they were called.
 GENERIC = "celery -A APP unique"
@@ -90,24 +89,24 @@ def whole_key(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LockQuery:
     """The app, and how to answer."""
 
-    runtime: Runtime
+    app_state: AppState
     screen: Screen
     as_json: bool
 
 
-def asked(ctx: click.Context, as_json: bool) -> Asked:
+def lock_query(ctx: click.Context, as_json: bool) -> LockQuery:
     screen = Screen(colours=not getattr(ctx.obj, "no_color", False))
-    runtime = installed_runtime(ctx.obj.app)
-    if isinstance(runtime.store, MemoryStore):
+    app_state = installed_state(ctx.obj.app)
+    if isinstance(app_state.store, MemoryStore):
         screen.line(
             "memory:// keeps locks in the process that took them: those of other processes are "
             "not seen here.",
             err=True,
         )
-    return Asked(runtime, screen, as_json)
+    return LockQuery(app_state, screen, as_json)
 
 
 def program(ctx: click.Context) -> str:
@@ -205,7 +204,7 @@ def selection_options(function: Function) -> Function:
     return function
 
 
-def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
+def selection_of(app_state: AppState, given: dict[str, Any]) -> Selection:
     """What the options of ``selection_options`` select."""
     key, task = given["key"], given["task"]
     args, kwargs = given["args"], given["kwargs"]
@@ -217,11 +216,11 @@ def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
             "give one of them."
         )
     if idempotency_key is not None:
-        key, task = key_of_idempotency_key(runtime, task, idempotency_key), None
+        key, task = key_of_idempotency_key(app_state, task, idempotency_key), None
     elif by_call:
         if task is None:
             raise click.UsageError("--args and --kwargs belong to a call of --task NAME.")
-        key, task = key_of_call(runtime, task, args or (), kwargs), None
+        key, task = key_of_call(app_state, task, args or (), kwargs), None
     return Selection(
         task=task,
         states=states_named(given["states"]),
@@ -233,14 +232,14 @@ def selection_of(runtime: Runtime, given: dict[str, Any]) -> Selection:
     )
 
 
-def with_what(runtime: Runtime, what: str | None, given: dict[str, Any]) -> dict[str, Any]:
+def with_what(app_state: AppState, what: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """The options of ``selection_options`` with what a word of its own names among them."""
     if what is None:
         return given
-    option = "task" if what in runtime.app.tasks else "key" if is_key(what) else None
+    option = "task" if what in app_state.app.tasks else "key" if is_key(what) else None
     if option is not None:
         return _with(given, option, what)
-    found = list(islice(find(runtime, what), 2))
+    found = list(islice(find(app_state, what), 2))
     if len(found) > 1:
         raise click.UsageError(
             f"{printable(what)} means more than one key: give more of it, or the whole key."

@@ -21,15 +21,17 @@ from typing import Any
 
 from celery import signals as celery_signals
 
-from celery_unique import signals
-from celery_unique.coordinator import LONG_WAIT_MS
-from celery_unique.exceptions import CeleryUniqueError, ConfigurationError
-from celery_unique.messages import install_command
-from celery_unique.policy import UniquePolicy
-from celery_unique.runtime import make_runtime, runtime_of
+from celery_unique import reporting
+from celery_unique.config.app_state import make_state, state_of
+from celery_unique.exceptions import CeleryUniqueError, ConfigurationError, install_command
+from celery_unique.policy.policy import UniquePolicy
+from celery_unique.publish.coordinator import LONG_WAIT_MS
 from celery_unique.stores.base import LockStore
 
-from .relay import ADDRESS, Relay
+from ._prometheus_relay import ADDRESS, Relay
+
+logger = logging.getLogger("celery_unique")
+
 
 try:
     import prometheus_client
@@ -42,8 +44,6 @@ except ImportError:
         f"{install_command('prometheus')}",
         setting=None,
     ) from None
-
-logger = logging.getLogger("celery_unique")
 
 #: The acts of a store that wait for its answer.
 TIMED_ACTS = (
@@ -89,7 +89,7 @@ def install(
     With ``port``, a worker of the app serves the figures of the whole worker at
     ``http://ADDR:PORT/metrics``. Idempotent; connects to nothing.
     """
-    runtime_of(app)  # or an error that says what to do
+    state_of(app)  # or an error that says what to do
     metrics = _watch(app, registry)
     if metrics is None:
         return
@@ -112,7 +112,7 @@ def _watch(app: Any, registry: CollectorRegistry) -> Metrics | None:
     if app in metrics.apps:
         return None
     metrics.apps[app] = set()
-    make_runtime(app).watch_stores(metrics.time_acts)
+    make_state(app).watch_stores(metrics.time_acts)
     return metrics
 
 
@@ -160,15 +160,17 @@ class Metrics:
 
     def _connect(self) -> None:
         for signal, name, facts in (
-            (signals.unique_acquired, "acquired", ()),
-            (signals.unique_conflict, "conflicts", ("on_conflict",)),
-            (signals.unique_released, "released", ("reason",)),
-            (signals.unique_superseded, "superseded", ()),
-            (signals.unique_lost, "lost", ()),
+            (reporting.unique_acquired, "acquired", ()),
+            (reporting.unique_conflict, "conflicts", ("on_conflict",)),
+            (reporting.unique_released, "released", ("reason",)),
+            (reporting.unique_superseded, "superseded", ()),
+            (reporting.unique_lost, "lost", ()),
         ):
             signal.connect(self._receiver(name, facts), weak=False, dispatch_uid=object())
-        signals.unique_conflict.connect(self._on_conflict, weak=False, dispatch_uid=object())
-        signals.unique_store_error.connect(self._on_store_error, weak=False, dispatch_uid=object())
+        reporting.unique_conflict.connect(self._on_conflict, weak=False, dispatch_uid=object())
+        reporting.unique_store_error.connect(
+            self._on_store_error, weak=False, dispatch_uid=object()
+        )
 
     def _receiver(self, name: str, facts: Sequence[str]) -> Callable[..., None]:
         def on_signal(sender: str, app: Any = None, **told: Any) -> None:
@@ -261,13 +263,13 @@ class Metrics:
 
 
 def _unique_tasks(app: Any, known: set[str]) -> Iterator[tuple[str, UniquePolicy]]:
-    runtime = runtime_of(app)
-    defaults = runtime.settings.app_defaults
+    app_state = state_of(app)
+    defaults = app_state.settings.app_defaults
     for name, task in list(app.tasks.items()):
         if name in known or name.startswith("celery."):
             continue
         with contextlib.suppress(CeleryUniqueError):  # reported where it is defined or called
-            policy, _ = runtime.policies.of(name, task, {}, defaults)
+            policy, _ = app_state.policies.of(name, task, {}, defaults)
             if policy is not None:
                 yield name, policy
 
@@ -351,7 +353,7 @@ class HeldLocks:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        from celery_unique.worker.renewal import held_requests
+        from celery_unique.worker.held_requests import held_requests
 
         held = [
             request

@@ -17,10 +17,10 @@ from typing import Any
 from celery.app.routes import MapRoute
 from kombu.exceptions import KombuError
 
-from celery_unique.publish import queue_of
-from celery_unique.runtime import Runtime
+from celery_unique.config.app_state import AppState
+from celery_unique.publish.request import queue_of
 
-from .selecting import HeldLock, StoreClock, locks_of
+from .select import LockView, StoreClock, locks_of
 from .workers import BrokerUnavailable, Workers
 
 #: Messages that are looked through at most, on Redis.
@@ -44,16 +44,16 @@ class Unseen(Exception):
 
 
 def not_in_queues(
-    runtime: Runtime, locks: list[HeldLock], workers: Workers
+    app_state: AppState, locks: list[LockView], workers: Workers
 ) -> dict[str, NotInQueue]:
     """By task id: the locks whose message no queue has, or may have. The others are left out."""
-    with _broker(runtime.app) as connection:
+    with _broker(app_state.app) as connection:
         channel, kind = connection.default_channel, connection.transport.driver_type
         try:
             if kind == "redis" and hasattr(channel, "unacked_key"):
-                return _not_in_redis(runtime.app, channel, locks, workers)
+                return _not_in_redis(app_state.app, channel, locks, workers)
             if kind == "amqp":
-                return _not_in_rabbitmq(runtime, connection, locks, workers)
+                return _not_in_rabbitmq(app_state, connection, locks, workers)
             raise Unseen(f"a broker of this kind ({kind}) cannot be looked into")
         except Unseen as reason:
             return {lock.task_id: NotInQueue(str(reason)) for lock in locks}
@@ -79,7 +79,7 @@ def _broker(app: Any) -> Iterator[Any]:
 
 
 def _not_in_redis(
-    app: Any, channel: Any, locks: list[HeldLock], workers: Workers
+    app: Any, channel: Any, locks: list[LockView], workers: Workers
 ) -> dict[str, NotInQueue]:
     wanted = {lock.task_id for lock in locks}
     budget = _Budget()
@@ -213,16 +213,16 @@ class _Queue:
 
 
 def _not_in_rabbitmq(
-    runtime: Runtime, connection: Any, locks: list[HeldLock], workers: Workers
+    app_state: AppState, connection: Any, locks: list[LockView], workers: Workers
 ) -> dict[str, NotInQueue]:
     # In this order, which is a delayed message's own.
     delayed = _delayed(connection) if any(_may_be_delayed(lock) for lock in locks) else ""
-    queues = {lock.entry.task_name: _queues_of(runtime, lock.entry.task_name) for lock in locks}
+    queues = {lock.entry.task_name: _queues_of(app_state, lock.entry.task_name) for lock in locks}
     seen = {
-        name: _look_into(runtime.app, connection, name, workers)
+        name: _look_into(app_state.app, connection, name, workers)
         for name in {name for names in queues.values() for name in names}
     }
-    by_calls = _routed_by_calls(runtime)
+    by_calls = _routed_by_calls(app_state)
     places = {}
     for lock in locks:
         own = [seen[name] for name in queues[lock.entry.task_name]]
@@ -232,20 +232,20 @@ def _not_in_rabbitmq(
         if not unless and _may_be_delayed(lock):
             unless = delayed
         unless = unless or next((queue.unless for queue in own if queue.unless), "")
-        unless = unless or _held_unseen(runtime, lock) or _stopping(runtime, workers)
+        unless = unless or _held_unseen(app_state, lock) or _stopping(app_state, workers)
         places[lock.task_id] = NotInQueue(unless)
     return places
 
 
-def _queues_of(runtime: Runtime, task_name: str) -> set[str]:
+def _queues_of(app_state: AppState, task_name: str) -> set[str]:
     """The queues that a call goes to which names none: by the task, and by its name."""
-    task = runtime.app.tasks.get(task_name)
+    task = app_state.app.tasks.get(task_name)
     options = task._get_exec_options() if task is not None else {}
-    return {queue_of(runtime, task_name, (), {}, task, each) for each in (options, {})}
+    return {queue_of(app_state, task_name, (), {}, task, each) for each in (options, {})}
 
 
-def _routed_by_calls(runtime: Runtime) -> str:
-    if all(isinstance(route, MapRoute) for route in runtime.app.amqp.router.routes):
+def _routed_by_calls(app_state: AppState) -> str:
+    if all(isinstance(route, MapRoute) for route in app_state.app.amqp.router.routes):
         return ""
     return (
         "task_routes has a function, which may send each call to another queue, and RabbitMQ "
@@ -253,7 +253,7 @@ def _routed_by_calls(runtime: Runtime) -> str:
     )
 
 
-def _elsewhere(lock: HeldLock) -> str:
+def _elsewhere(lock: LockView) -> str:
     if lock.entry.queue_named:
         return "its call named a queue, which is not recorded"
     if lock.state == "retryable":
@@ -261,7 +261,7 @@ def _elsewhere(lock: HeldLock) -> str:
     return ""
 
 
-def _may_be_delayed(lock: HeldLock) -> bool:
+def _may_be_delayed(lock: LockView) -> bool:
     return bool(lock.entry.eta)
 
 
@@ -314,14 +314,14 @@ def _passively(connection: Any, name: str) -> _Queue:
         return _Queue(told.message_count, told.consumer_count)
 
 
-def _stopping(runtime: Runtime, workers: Workers) -> str:
+def _stopping(app_state: AppState, workers: Workers) -> str:
     """A worker that is stopping waits for the tasks that it runs, whose locks name it. Up to
     Celery 5.6 it forgets what else it has fetched, and no longer renews those leases."""
     if workers.running_unseen is None:  # once: this walks over all locks
-        clock = StoreClock(runtime)
+        clock = StoreClock(app_state)
         running = {
             lock.worker
-            for key, record in runtime.store.walk()
+            for key, record in app_state.store.walk()
             for lock in locks_of(key, record, clock.now())
             if lock.state == "active" and lock.entry.delivery_lease > lock.now
         }
@@ -334,10 +334,10 @@ def _stopping(runtime: Runtime, workers: Workers) -> str:
     )
 
 
-def _held_unseen(runtime: Runtime, lock: HeldLock) -> str:
+def _held_unseen(app_state: AppState, lock: LockView) -> str:
     """A worker that is stopping consumes no more and does not answer, and still has what it
     fetched: it can be told by the leases, which it renews. They run from the ETA."""
-    leases = runtime.holding.leases
+    leases = app_state.leases
     renewed_at = lock.entry.lease - leases.queue_ms
     if renewed_at + leases.run_ms <= lock.now:
         return ""

@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.values import value
 
-from .following import Follower
 from .record import Mark, Record, State, TaskEntry
+from .record_followers import Follower
 
 Guarantee = Literal["strong", "best-effort"]
 
@@ -46,7 +46,7 @@ Confirmed = tuple[str, str, int]
 ORPHANS_AT_ONCE = 1000
 
 
-@value
+@dataclass(slots=True)
 class Claim:
     """What a caller wants recorded: its task, and the policy it asks under."""
 
@@ -74,7 +74,7 @@ class Claim:
     canvas: bool = False
 
 
-@value
+@dataclass(slots=True)
 class Holder:
     """The task a duplicate is told about."""
 
@@ -88,7 +88,7 @@ class Holder:
     abandoned: bool = False
 
 
-@value
+@dataclass(slots=True)
 class Acquired:
     """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` with the holder.
 
@@ -110,7 +110,7 @@ class Acquired:
     followers: tuple[str, ...] = ()
 
 
-@value
+@dataclass(slots=True)
 class Start:
     """What a worker tells of a message it is about to run."""
 
@@ -127,7 +127,7 @@ class Start:
     arguments: str = ""
 
 
-@value
+@dataclass(slots=True)
 class Started:
     """``run`` with its token; ``superseded``, ``done`` or ``wait`` without."""
 
@@ -138,7 +138,7 @@ class Started:
     by: str = ""  # the id that took its place
 
 
-@value
+@dataclass(slots=True)
 class Held:
     """One line of a renewal: a message that this worker still holds."""
 
@@ -159,7 +159,7 @@ class Held:
     returned: bool = False
 
 
-@value
+@dataclass(slots=True)
 class Finish:
     """The end of a body: the final state and how long it may be kept."""
 
@@ -180,7 +180,7 @@ class Finish:
     rejected: bool = False
 
 
-@value
+@dataclass(slots=True)
 class Finished:
     """``ended`` (``settle``: call settle after result and ack) or ``not_yours``."""
 
@@ -191,7 +191,7 @@ class Finished:
     followers: bool = False
 
 
-@value
+@dataclass(slots=True)
 class Orphan:
     """A follower that nobody will complete, unless whoever reaped it does."""
 

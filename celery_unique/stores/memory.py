@@ -17,7 +17,7 @@ from celery_unique.exceptions import ConfigurationError
 from .base import Guarantee
 from .diagnosis import Diagnosis
 from .record import MarksInMemory, Record
-from .recorded import RecordedStore
+from .record_store import RecordedStore
 
 Reply = TypeVar("Reply")
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-from .following import KEPT_MS, Following, Joined, typed
+from .record_followers import KEPT_MS, Following, Joined, typed
 
 #: Version of the packed form. It is the first element of every packed task, so
 #: that two releases of the library can share a store while one is rolled out.

@@ -20,15 +20,17 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from celery.utils.serialization import get_pickleable_exception
 from celery.worker import state as worker_state
 
-from celery_unique.completing import Outcome
-from celery_unique.continuations import BODY_OVER
+from celery_unique.followers.complete import Outcome
+from celery_unique.followers.continuations import BODY_OVER
+from celery_unique.followers.promote import end_with_followers
 from celery_unique.header import HEADER, LockHeader
-from celery_unique.result_meta import DUPLICATES
-from celery_unique.sharing import end_with_followers
+from celery_unique.publish.stored_meta import DUPLICATES
 from celery_unique.stores.record import State
 
+from .lock_client import WorkerLockClient
+
 if TYPE_CHECKING:
-    from celery_unique.runtime import Runtime
+    from celery_unique.config.app_state import AppState
 
 Body = Callable[..., Any]
 
@@ -36,10 +38,10 @@ Body = Callable[..., Any]
 class HeldLock:
     """``self.request.unique``: the lock of the running task."""
 
-    __slots__ = ("_header", "_runtime")
+    __slots__ = ("_app_state", "_header")
 
-    def __init__(self, runtime: Runtime, header: LockHeader) -> None:
-        self._runtime = runtime
+    def __init__(self, app_state: AppState, header: LockHeader) -> None:
+        self._app_state = app_state
         self._header = header
 
     @property
@@ -53,12 +55,12 @@ class HeldLock:
 
     def still_mine(self) -> bool:
         """Ask the store whether this delivery still holds the lock."""
-        record, _ = self._runtime.holding.store.read(self._header.key)
+        record, _ = self._app_state.part(WorkerLockClient).store.read(self._header.key)
         task = record.tasks.get(self._header.task_id)
         return task is not None and task.delivery == self._header.delivery and not task.released
 
 
-def around_body(runtime: Runtime, task: Any, original: Body) -> Body:
+def around_body(app_state: AppState, task: Any, original: Body) -> Body:
     """``original``, finishing the lock of its message when it ends."""
 
     @functools.wraps(original)
@@ -72,7 +74,7 @@ def around_body(runtime: Runtime, task: Any, original: Body) -> Body:
         try:
             if header is None or header.task_id != request.id or not header.delivery:
                 return original(*args, **kwargs)
-            return _run(runtime, task, request, header, original, args, kwargs)
+            return _run(app_state, task, request, header, original, args, kwargs)
         finally:
             request.__dict__[BODY_OVER] = True
 
@@ -85,7 +87,7 @@ def _is_inner_call(request: Any) -> bool:
 
 
 def _run(
-    runtime: Runtime,
+    app_state: AppState,
     task: Any,
     request: Any,
     header: LockHeader,
@@ -93,8 +95,8 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    request.unique = HeldLock(runtime, header)
-    ending = _Ending(runtime, task, request, header)
+    request.unique = HeldLock(app_state, header)
+    ending = _Ending(app_state, task, request, header)
     try:
         result = original(*args, **kwargs)
     except (Retry, Reject, Ignore) as control:
@@ -113,8 +115,8 @@ def _run(
 class _Ending:
     """How one body ended, told to the store."""
 
-    def __init__(self, runtime: Runtime, task: Any, request: Any, header: LockHeader) -> None:
-        self._holding = runtime.holding
+    def __init__(self, app_state: AppState, task: Any, request: Any, header: LockHeader) -> None:
+        self._holding = app_state.part(WorkerLockClient)
         self._task = task
         self._request = request
         self._header = header
@@ -210,29 +212,29 @@ def _runs_beside_the_gate(header: LockHeader) -> bool:
 
 
 def after_result(
-    runtime: Runtime, task: Any, request: Any, celery_state: str | None, outcome: Any
+    app_state: AppState, task: Any, request: Any, celery_state: str | None, outcome: Any
 ) -> None:
     """The result is stored: let go of what was kept until now."""
     if request.unique is None:  # the body was not reached
         header = LockHeader.from_message(getattr(request, HEADER, None))
         if header is None or not header.delivery or header.task_id != request.id:
             return
-        _Ending(runtime, task, request, header).without_body(celery_state, outcome)
+        _Ending(app_state, task, request, header).without_body(celery_state, outcome)
     waiting = request.__dict__.pop("unique_settle", None)
     followed = request.__dict__.pop("unique_followed", None)
-    settle = partial(_settle, runtime, task, waiting, celery_state)
+    settle = partial(_settle, app_state, task, waiting, celery_state)
     # Its own continuations join it after its end, if their policy still counts it.
-    if followed is None and not runtime.holding.was_joined_here(request.id):
+    if followed is None and not app_state.was_joined_here(request.id):
         settle()
         return
     header = LockHeader.from_message(getattr(request, HEADER, None))
     if header is not None:
         outcome = _outcome(request, celery_state, outcome, followed or ())
-        end_with_followers(runtime, header, task.name, outcome, settle)
+        end_with_followers(app_state, header, task.name, outcome, settle)
 
 
 def _settle(
-    runtime: Runtime,
+    app_state: AppState,
     task: Any,
     waiting: tuple[LockHeader, State] | None,
     celery_state: str | None,
@@ -244,7 +246,7 @@ def _settle(
         if request is not None and request.is_unacknowledged():
             request.settle_early(state)
         else:
-            runtime.holding.settle(header, task.name, state)
+            app_state.part(WorkerLockClient).settle(header, task.name, state)
 
 
 def _outcome(
@@ -262,7 +264,7 @@ def _outcome(
     return Outcome(states.FAILURE, error, einfo.traceback, children, request.hostname)
 
 
-def connect_body_end(runtime: Runtime) -> Any:
+def connect_body_end(app_state: AppState) -> Any:
     """The receiver for ``task_postrun``, in every process that runs bodies."""
 
     def on_postrun(
@@ -271,8 +273,8 @@ def connect_body_end(runtime: Runtime) -> Any:
         request = sender.request_stack.top if sender is not None else None
         if request is None or getattr(request, HEADER, None) is None or request.is_eager:
             return
-        if sender.app is runtime.app:
-            after_result(runtime, sender, request, state, retval)
+        if sender.app is app_state.app:
+            after_result(app_state, sender, request, state, retval)
 
     signals.task_postrun.connect(on_postrun)
     return on_postrun

@@ -20,21 +20,23 @@ from celery.bootsteps import RUN
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state as worker_state
 
-from celery_unique import events, reports
-from celery_unique.completing import Outcome, complete
-from celery_unique.continuations import finishing
+from celery_unique import reporting
+from celery_unique.config.app_state import AppState, state_of
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.followers import FollowerCall
+from celery_unique.followers.call import FollowerCall
+from celery_unique.followers.complete import Outcome, complete, reason_of
+from celery_unique.followers.continuations import finishing
+from celery_unique.followers.promote import reap_orphans
 from celery_unique.header import HEADER, LockHeader
-from celery_unique.result_meta import SUPERSEDED_BY
-from celery_unique.runtime import Runtime, runtime_of
-from celery_unique.sharing import look_after
+from celery_unique.publish.stored_meta import SUPERSEDED_BY
 from celery_unique.stores.base import Started
-from celery_unique.superseding import reason_of
 
-from .acknowledging import Acknowledgement
+from . import monitor_events
+from .ack import Acknowledgement
+from .lock_client import WorkerLockClient
 
 logger = logging.getLogger("celery_unique")
+
 
 #: Differs between two lives of a worker with the same name and process id.
 _BOOT = f"{time.time_ns():x}"
@@ -97,17 +99,17 @@ class GatedRequest:
         header, wrong = LockHeader.read(self._request_dict.get(HEADER))
         if wrong:
             # Left in the message, for a retry that a newer worker may understand.
-            reports.unreadable_header(self._app, self.name, str(self.id), wrong)
+            reporting.unreadable_header(self._app, self.name, str(self.id), wrong)
         elif header is not None and header.task_id == self.id:
             self.unique_lock = replace(
                 header.received_as(new_delivery(self.hostname)),
-                watched=events.is_watched(self._eventer, self.task),
+                watched=monitor_events.sends_events(self._eventer, self.task),
             )
             self._unique_received_at = time.monotonic()
 
     @property
-    def _runtime(self) -> Runtime:
-        return runtime_of(self._app)
+    def _app_state(self) -> AppState:
+        return state_of(self._app)
 
     def revoked(self) -> bool:
         """Celery's last question before it hands the task to the pool."""
@@ -135,7 +137,7 @@ class GatedRequest:
         return True
 
     def _ask_gate(self, lock: LockHeader) -> Started:
-        holding = self._runtime.holding
+        holding = self._app_state.part(WorkerLockClient)
         try:
             # A retry often arrives while the body that sent it is still ending. No second
             # message of its own: asked without the mark that a twin would leave.
@@ -146,13 +148,13 @@ class GatedRequest:
         except UnreadableRecord as error:
             # Nothing of this key can be renewed or released: it runs as a task without a lock,
             # whose header has no delivery, and a retry of it is asked for anew.
-            reports.store_error(self._app, "start", error, self.name, self.id, lock.key)
+            reporting.store_error(self._app, "start", error, self.name, self.id, lock.key)
             self.unique_lock = None
             self._request_dict[HEADER] = replace(lock, delivery="").as_message()
             return Started("run")
         except StoreUnavailable as error:
             # The task was admitted when it was published: it is not lost over this.
-            reports.store_error(self._app, "start", error, self.name, self.id, lock.key)
+            reporting.store_error(self._app, "start", error, self.name, self.id, lock.key)
             self.unique_blind = True
             return Started("run")
 
@@ -171,7 +173,7 @@ class GatedRequest:
 
     def _read_continuations(self) -> bool:
         given = self._request_dict.get
-        if self._runtime.results_by_message and not given("ignore_result"):
+        if self._app_state.results_by_message and not given("ignore_result"):
             return True
         try:
             _, _, embedded = self._payload  # type: ignore[attr-defined]
@@ -204,7 +206,7 @@ class GatedRequest:
         if self._unique_acknowledgement is not None and self._unique_acknowledgement.failed:
             return True
         held_ms = (time.monotonic() - self._unique_received_at) * 1000
-        if held_ms > self._runtime.holding.leases.visibility_ms * NEARLY:
+        if held_ms > self._app_state.leases.visibility_ms * NEARLY:
             return True
         consumer = self.unique_consumer
         if consumer is None:
@@ -223,10 +225,10 @@ class GatedRequest:
                 lock,
                 token=started.token,
                 again=self._may_exist_twice(),
-                watched=events.is_watched(self._eventer, self.task),
+                watched=monitor_events.sends_events(self._eventer, self.task),
             )
         )
-        self._runtime.holding.sent_to_pool(lock, self.name)
+        self._app_state.part(WorkerLockClient).sent_to_pool(lock, self.name)
 
     def _tell_body(self, lock: LockHeader) -> None:
         self.unique_lock = lock
@@ -243,12 +245,12 @@ class GatedRequest:
         if hasattr(worker_state, "task_scheduled"):  # since Celery 5.7
             worker_state.task_scheduled(self)
         if not self._unique_waited:
-            reports.held_back(self.name, self.id)
+            reporting.held_back(self.name, self.id)
         self._unique_waited = min(self._unique_waited + 1, 16)  # a power of two
 
     def _drop_done(self) -> None:
         """This id has ended under another delivery: touch neither its result nor its state."""
-        reports.dropped(self.name, self.id, "it has already ended")
+        reporting.dropped(self.name, self.id, "it has already ended")
         worker_state.task_ready(self)
         super().acknowledge()  # type: ignore[misc]
 
@@ -257,7 +259,7 @@ class GatedRequest:
         if started.mark == "superseded" and self._is_in_canvas():
             self._follow_replacement(started.by, reason)
             return
-        reports.dropped(self.name, self.id, reason)
+        reporting.dropped(self.name, self.id, reason)
         self._unique_dropped_as = reason
         self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
@@ -279,41 +281,41 @@ class GatedRequest:
 
         The message is acknowledged when the store, or the result backend, has all of it.
         """
-        runtime, lock = self._runtime, self.unique_lock
+        app_state, lock = self._app_state, self.unique_lock
         assert lock is not None
-        leases = runtime.holding.leases
+        leases = app_state.leases
         try:
             call = FollowerCall.of_request(
                 self._app, self, lock, grace_ms=leases.grace_ms, lease_ms=leases.queue_ms
             )
-            if runtime.settings.conceal_holder:
+            if app_state.settings.conceal_holder:
                 # The result of a stranger's call is none of its business.
                 complete(self._app, call, Outcome.revoked(reason))
             else:
-                message = call.dumps(runtime.settings.follower_codec)
-                if not runtime.holding.follow(lock, self.name, message, by):
+                message = call.dumps(app_state.settings.follower_codec)
+                if not app_state.part(WorkerLockClient).follow(lock, self.name, message, by):
                     self._hold_back()
                     return
         except StoreUnavailable as error:
-            reports.store_error(self._app, "follow", error, self.name, self.id, lock.key)
+            reporting.store_error(self._app, "follow", error, self.name, self.id, lock.key)
             self._hold_back()
             return
         except Exception:
             logger.exception("superseded task %s does not follow yet; it is tried again", self.id)
             self._hold_back()
             return
-        reports.follows_replacement(self.name, self.id, by)
-        self.send_event(events.DUPLICATE, result=reason)
+        reporting.follows_replacement(self.name, self.id, by)
+        self.send_event(monitor_events.DUPLICATE, result=reason)
         worker_state.task_ready(self)
         self._notice_acknowledgement()
         super().acknowledge()  # type: ignore[misc]
         self._once_acknowledged(self._forget_mark)
         # Where its replacement has ended already, nobody else would soon look.
-        runtime.in_background(partial(look_after, runtime, lock.key))
+        app_state.in_background(partial(reap_orphans, app_state, lock.key))
 
     def _forget_mark(self) -> None:
         if self.unique_lock is not None and not self._may_exist_twice():
-            self._runtime.holding.dropped(self.unique_lock, self.name)
+            self._app_state.part(WorkerLockClient).dropped(self.unique_lock, self.name)
 
     def _notice_acknowledgement(self) -> None:
         """To be called before Celery is asked for it. One that is sent before the body runs is
@@ -336,14 +338,14 @@ class GatedRequest:
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
         if self.unique_lock is not None:
             if type == "task-started":  # until it has a result
-                fields["result"] = events.shown_as_unique(self.unique_lock.key)
+                fields["result"] = monitor_events.shown_as_unique(self.unique_lock.key)
             elif type == "task-revoked" and self._unique_dropped_as:
                 fields["result"] = self._unique_dropped_as
         super().send_event(type, **fields)  # type: ignore[misc]
 
     def on_accepted(self, *args: Any, **kwargs: Any) -> None:
         if self.unique_lock is not None:
-            self._runtime.holding.taken_by_pool(self.unique_lock, self.name)
+            self._app_state.part(WorkerLockClient).taken_by_pool(self.unique_lock, self.name)
         super().on_accepted(*args, **kwargs)  # type: ignore[misc]
 
 

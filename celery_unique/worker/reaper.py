@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from celery_unique import reports
+from celery_unique import reporting
+from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.runtime import Runtime
-from celery_unique.sharing import look_after
+from celery_unique.followers.promote import reap_orphans
+
+from .lock_client import WorkerLockClient
 
 logger = logging.getLogger("celery_unique")
+
 
 #: A dead holder's lease is noticed within a third of it.
 LOOKS_PER_LEASE = 3
@@ -35,8 +38,8 @@ Job = Callable[[], object]
 
 
 class Reaper:
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
         self._jobs: deque[Job] = deque()
         self._wake = threading.Event()
         self._stopping = False
@@ -44,13 +47,13 @@ class Reaper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._runtime.background = self.submit
+        self._app_state.background = self.submit
         self._thread = threading.Thread(target=self._work, name="celery_unique.reaper", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """What is left is done by other workers, once this one's leases have lapsed."""
-        self._runtime.background = None
+        self._app_state.background = None
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -76,26 +79,26 @@ class Reaper:
                 look_at = time.monotonic() + self._pause_s()
 
     def _pause_s(self) -> float:
-        run_s = self._runtime.holding.leases.run_ms / 1000
+        run_s = self._app_state.leases.run_ms / 1000
         return run_s / LOOKS_PER_LEASE * random.uniform(1 - JITTER, 1 + JITTER)
 
     def _carry_out(self, job: Job) -> None:
         try:
             job()
         except StoreUnavailable as error:
-            reports.store_error(self._runtime.app, "reap", error, "", "", "")
+            reporting.store_error(self._app_state.app, "reap", error, "", "", "")
         except Exception:
             # One bad round must not end the thread: followers would wait for ever.
             logger.exception("looking after followers failed; it is tried again")
 
     def look(self) -> None:
         """Go through what is due. A key that fails does not keep the others waiting."""
-        store = self._runtime.holding.store
+        store = self._app_state.part(WorkerLockClient).store
         for _ in range(ROUNDS):
             keys = store.due()
             for key in keys:
                 if self._stopping:
                     return
-                self._carry_out(partial(look_after, self._runtime, key))
+                self._carry_out(partial(reap_orphans, self._app_state, key))
             if not keys:
                 return

@@ -1,8 +1,4 @@
-"""Renews the leases of everything whose message this worker holds, in batches, what runs first.
-
-In a thread of its own: the worker's timer stands still during a task of the solo
-pool and in a warm shutdown. Leases are only ever extended, and nothing is created.
-"""
+"""How the renewing of leases has gone in one worker process, for whoever asks."""
 
 from __future__ import annotations
 
@@ -12,22 +8,67 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery.bootsteps import RUN
-from celery.worker import state as worker_state
 
-from celery_unique import reports
+from celery_unique import reporting
+from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.health import RenewalHealth
-from celery_unique.runtime import Runtime
 from celery_unique.stores.base import Held
 from celery_unique.stores.record import STATE_OF
 
-from .remembering import KnownFollowers
+from .follower_copies import KnownFollowers
+from .held_requests import held_requests
+from .lock_client import WorkerLockClient
 
 logger = logging.getLogger("celery_unique")
+
+
+@dataclass(slots=True)
+class RenewalHealth:
+    """Written by the renewing thread, read by another: single assignments only."""
+
+    every_s: float
+    began_at: float = field(default_factory=time.monotonic)
+    round_at: float | None = None  # the last round that went well, with locks to renew or none
+    renewed_at: float | None = None  # the last renewal that the store answered
+    renewed: int = 0  # leases asked for in it
+    failures: int = 0  # rounds in a row that failed
+    failed_at: float | None = None
+    error: str = ""
+
+    def round_ended(self, renewed: int) -> None:
+        now = time.monotonic()
+        if renewed:
+            self.renewed_at = now
+            self.renewed = renewed
+        self.round_at = now
+        self.failures = 0
+
+    def round_failed(self, error: Exception) -> None:
+        self.failed_at = time.monotonic()
+        self.error = str(error) or type(error).__name__
+        self.failures += 1
+
+    def as_document(self) -> dict[str, Any]:
+        """In seconds that have passed: the clocks of two machines may differ."""
+        return {
+            "every_s": self.every_s,
+            "running_for_s": _since(self.began_at),
+            "last_round_s_ago": _since(self.round_at),
+            "last_renewal_s_ago": _since(self.renewed_at),
+            "leases_renewed": self.renewed,
+            "failures_in_a_row": self.failures,
+            "last_failure_s_ago": _since(self.failed_at),
+            "last_error": self.error or None,
+        }
+
+
+def _since(moment: float | None) -> float | None:
+    return None if moment is None else round(time.monotonic() - moment, 1)
+
 
 #: A request whose message is here, and what the store is asked for it.
 _Renewed = tuple[Any, Held]
@@ -49,15 +90,15 @@ SWEEP_AT_MOST_S = 1.0
 
 
 class Renewer:
-    def __init__(self, runtime: Runtime, worker: Any) -> None:
-        self._runtime = runtime
+    def __init__(self, app_state: AppState, worker: Any) -> None:
+        self._app_state = app_state
         self._worker = worker
         self._stop = threading.Event()
         self._is_stopping = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._since_sweep_s = 0.0
-        self._known_followers = KnownFollowers(runtime)
+        self._known_followers = KnownFollowers(app_state)
         self._next_round_at = 0.0
         #: Received, and not yet known to be held: by their deliveries.
         self._received: deque[Any] = deque(maxlen=REMEMBERED)
@@ -93,9 +134,9 @@ class Renewer:
         self._known.clear()
         for n in range(0, len(returned), BATCH):
             try:
-                self._runtime.holding.store.renew(returned[n : n + BATCH])
+                self._app_state.part(WorkerLockClient).store.renew(returned[n : n + BATCH])
             except StoreUnavailable as error:
-                reports.store_error(self._runtime.app, "renew", error, "", "", "")
+                reporting.store_error(self._app_state.app, "renew", error, "", "", "")
                 return
 
     def hurry(self) -> None:
@@ -105,7 +146,7 @@ class Renewer:
         self._wake.set()
 
     def _work(self) -> None:
-        health = self._runtime.renewal = RenewalHealth(self._pause_s())
+        health = self._app_state.renewal = RenewalHealth(self._pause_s())
         self._next_round_at = time.monotonic() + self._pause_s()
         while not self._stop.is_set():
             self._wake.wait(max(0.0, self._next_round_at - time.monotonic()))
@@ -128,8 +169,8 @@ class Renewer:
                 health.round_ended(renewed)
             except StoreUnavailable as error:
                 health.round_failed(error)
-                self._runtime.holding.renewal_failed()
-                reports.store_error(self._runtime.app, "renew", error, "", "", "")
+                self._app_state.part(WorkerLockClient).renewal_failed()
+                reporting.store_error(self._app_state.app, "renew", error, "", "", "")
             except Exception as error:
                 health.round_failed(error)
                 # One bad round must not end the renewals: every lock here would lapse.
@@ -142,7 +183,7 @@ class Renewer:
         try:
             self._known_followers.look(())
         except StoreUnavailable as error:
-            reports.store_error(self._runtime.app, "followers", error, "", "", "")
+            reporting.store_error(self._app_state.app, "followers", error, "", "", "")
         except Exception:
             logger.exception("looking after followers failed; it is tried again")
 
@@ -160,12 +201,12 @@ class Renewer:
         try:
             problem = self._renew_all([pair for pair in waiting if pair[1].held_ms])
             if problem is not None:  # the next round tells it
-                reports.store_error(self._runtime.app, "renew", problem, "", "", "")
+                reporting.store_error(self._app_state.app, "renew", problem, "", "", "")
         except Exception:
             logger.exception("telling which messages wait here failed; it is tried again")
 
     def _pause_s(self) -> float:
-        return self._runtime.holding.leases.run_ms / 1000 / RENEWALS_PER_LEASE
+        return self._app_state.leases.run_ms / 1000 / RENEWALS_PER_LEASE
 
     def renew_once(self) -> int:
         """One round. How many leases were asked for."""
@@ -219,14 +260,14 @@ class Renewer:
         """The first error, where a part of the store did not answer and others did."""
         asked_at = time.monotonic()
         problem: StoreUnavailable | None = None
-        replies = self._runtime.holding.store.renew([held for _, held in pairs])
+        replies = self._app_state.part(WorkerLockClient).store.renew([held for _, held in pairs])
         for (request, held), still_ours in zip(pairs, replies, strict=True):
             if held.held_ms:
                 self._known[held.waits_as] = (request, held)
             if isinstance(still_ours, UnreadableRecord):
                 lock = request.unique_lock
-                reports.store_error(
-                    self._runtime.app, "renew", still_ours, request.name, lock.task_id, lock.key
+                reporting.store_error(
+                    self._app_state.app, "renew", still_ours, request.name, lock.task_id, lock.key
                 )
                 continue
             if isinstance(still_ours, StoreUnavailable):
@@ -244,7 +285,7 @@ class Renewer:
 
     def _held(self, request: Any) -> Held | None:
         lock = getattr(request, "unique_lock", None)
-        holding = self._runtime.holding
+        holding = self._app_state.part(WorkerLockClient)
         if lock is None or holding.has_ended_here(lock.delivery):
             return None
         if getattr(request, "unique_blind", False):
@@ -272,7 +313,7 @@ class Renewer:
         worker also those that its pool has not taken; only then, since after a lost
         connection they are another's to run.
         """
-        holding = self._runtime.holding
+        holding = self._app_state.part(WorkerLockClient)
         forgotten = holding.unacknowledged()
         if self._stops():
             forgotten += holding.on_the_way()
@@ -283,7 +324,7 @@ class Renewer:
         return bool(self._is_stopping or self._worker.blueprint.state != RUN)
 
     def _look_at_ends(self) -> None:
-        holding = self._runtime.holding
+        holding = self._app_state.part(WorkerLockClient)
         holding.ends.look(holding, self._held_deliveries())
 
     def _held_deliveries(self) -> set[str]:
@@ -292,7 +333,7 @@ class Renewer:
 
     def _catch_up(self, request: Any) -> None:
         """It started while the store was away: from here on it is as any other."""
-        holding, lock = self._runtime.holding, request.unique_lock
+        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
         asked_at = time.monotonic()
         has_its_lock = holding.catch_up(lock, request.name, bool(request.task.acks_late))
         request.unique_blind = False
@@ -304,7 +345,7 @@ class Renewer:
     def _settle_forgotten(self, request: Any) -> None:
         """Nobody will settle it after its end. Seen ending in two rounds, its result is stored;
         its message cannot be acknowledged, and its second delivery is to be dropped."""
-        holding, lock = self._runtime.holding, request.unique_lock
+        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
         record, _ = holding.store.read(lock.key)
         task = record.tasks.get(lock.task_id)
         if task is None or task.delivery != lock.delivery or not task.ending:
@@ -315,7 +356,7 @@ class Renewer:
         request.unique_seen_ending = True
 
     def _is_over(self, request: Any, now: float) -> None:
-        holding, lock = self._runtime.holding, request.unique_lock
+        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
         holding.ended_here(lock.delivery)
         # A lease that was alive a moment ago has not lapsed: the body has ended and given
         # it back, and Celery is still busy with the result.
@@ -331,40 +372,9 @@ class Renewer:
     def _sweep(self) -> None:
         """Batch after batch while they are full: where locks are kept for a window, more than
         one batch can lapse between two sweeps."""
-        store, ends_at = self._runtime.holding.store, time.monotonic() + SWEEP_AT_MOST_S
+        store, ends_at = (
+            self._app_state.part(WorkerLockClient).store,
+            time.monotonic() + SWEEP_AT_MOST_S,
+        )
         while store.sweep(SWEEP_BATCH) >= SWEEP_BATCH and time.monotonic() < ends_at:
             pass
-
-
-def held_requests(worker: Any) -> list[Any]:
-    """Every request whose message this worker holds, once: running, reserved, scheduled
-    for an ETA, held back at the gate, or waiting for a rate limit."""
-    return list({id(request): request for request in _all_places(worker)}.values())
-
-
-def _all_places(worker: Any) -> Iterator[Any]:
-    yield from _copy(worker_state.requests.values())
-    yield from _copy(worker_state.reserved_requests)
-    # Up to Celery 5.6 a lost connection takes running tasks out of the two above.
-    yield from _copy(worker_state.active_requests)
-    yield from _copy(getattr(worker_state, "scheduled_requests", ()))
-    consumer = getattr(worker, "consumer", None)
-    timer = getattr(consumer, "timer", None)
-    for entry in _copy(getattr(getattr(timer, "schedule", None), "queue", ())):
-        yield from _requests_in(getattr(entry.entry, "args", ()))
-    for bucket in _copy(getattr(consumer, "task_buckets", {}).values()):
-        for item in _copy(getattr(bucket, "contents", ())):
-            yield from _requests_in(item)
-
-
-def _copy(collection: Iterable[Any]) -> list[Any]:
-    """A copy of what the worker's main thread may be changing right now."""
-    while True:
-        try:
-            return list(collection)
-        except RuntimeError:  # changed size during iteration: once more
-            continue
-
-
-def _requests_in(values: Any) -> Iterator[Any]:
-    return (value for value in values or () if hasattr(value, "unique_lock"))

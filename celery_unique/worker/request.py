@@ -18,15 +18,16 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from kombu.transport.virtual import QoS as VirtualQoS
 
-from celery_unique import reports
-from celery_unique.completing import Outcome
-from celery_unique.continuations import finishing
+from celery_unique import reporting
+from celery_unique.followers.complete import Outcome
+from celery_unique.followers.continuations import finishing
+from celery_unique.followers.promote import end_with_followers, reap_orphans
 from celery_unique.header import HEADER
-from celery_unique.result_meta import DUPLICATES
-from celery_unique.sharing import end_with_followers, look_after
+from celery_unique.publish.stored_meta import DUPLICATES
 from celery_unique.stores.record import State
 
 from .gate import GatedRequest
+from .lock_client import WorkerLockClient
 
 #: While a body keeps the event loop waiting for so long, the connection may break unnoticed.
 LONG_BODY_S = 10.0
@@ -49,7 +50,7 @@ class UniqueRequestMixin(GatedRequest):
 
     def on_retry(self, exc_info: Any) -> Any:
         if self.unique_lock is not None:
-            self._runtime.holding.ends.goes_on(self.unique_lock.delivery)
+            self._app_state.part(WorkerLockClient).ends.goes_on(self.unique_lock.delivery)
         return super().on_retry(exc_info)  # type: ignore[misc]
 
     def acknowledge(self) -> None:
@@ -71,10 +72,12 @@ class UniqueRequestMixin(GatedRequest):
             return False
         if self.unique_lock is None or not hasattr(self._message.channel, "unacked_key"):
             return False
-        return self._may_exist_twice() and self._runtime.holding.is_taken_over(self.unique_lock)
+        return self._may_exist_twice() and self._app_state.part(WorkerLockClient).is_taken_over(
+            self.unique_lock
+        )
 
     def _leave_message(self) -> None:
-        reports.left_to_another(self.name, self.id)
+        reporting.left_to_another(self.name, self.id)
         # Forgotten in this process, kept in Redis.
         forget: Any = VirtualQoS.ack
         forget(self._message.channel.qos, self._message.delivery_tag)
@@ -92,7 +95,7 @@ class UniqueRequestMixin(GatedRequest):
         self._unique_requeued = self._unique_requeued or requeue
         if not (requeue or self.acknowledged or self.unique_lock is None):
             self._unique_rejected = True
-            self._runtime.holding.ends.rejected(self.unique_lock.delivery)
+            self._app_state.part(WorkerLockClient).ends.rejected(self.unique_lock.delivery)
         self._notice_acknowledgement()
         super().reject(requeue=requeue)  # type: ignore[misc]
         if requeue:
@@ -124,7 +127,7 @@ class UniqueRequestMixin(GatedRequest):
         return (
             lock is not None
             and self._may_exist_twice()
-            and self._runtime.holding.is_still_active(lock)
+            and self._app_state.part(WorkerLockClient).is_still_active(lock)
         )
 
     def is_unacknowledged(self) -> bool:
@@ -147,7 +150,7 @@ class UniqueRequestMixin(GatedRequest):
     def _settle_once_acknowledged(self) -> None:
         # If the message may come back in any case, the mark that this leaves drops it.
         if self.unique_lock is not None and not self._may_exist_twice():
-            self._runtime.holding.waits_for_acknowledgement(self.unique_lock)
+            self._app_state.part(WorkerLockClient).waits_for_acknowledgement(self.unique_lock)
             self._once_acknowledged(self._settle)
         else:
             self._settle()
@@ -155,7 +158,7 @@ class UniqueRequestMixin(GatedRequest):
     def _settle(self) -> None:
         if self.unique_lock is not None:
             lock = replace(self.unique_lock, again=self._may_exist_twice())
-            self._runtime.holding.settle(
+            self._app_state.part(WorkerLockClient).settle(
                 lock, self.name, self._unique_end, rejected=self._unique_rejected
             )
 
@@ -224,8 +227,8 @@ class UniqueRequestMixin(GatedRequest):
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         if expired and not self._unique_unsettled and self.unique_lock is not None:
             # Its lock has lapsed with it, but who follows it need not wait for that to be seen.
-            runtime, key = self._runtime, self.unique_lock.key
-            runtime.in_background(lambda: look_after(runtime, key))
+            app_state, key = self._app_state, self.unique_lock.key
+            app_state.in_background(lambda: reap_orphans(app_state, key))
         # Revoked by somebody, it is so for all who follow it. Nobody wanted it to expire.
         self._settle_if_unsettled(None if expired else Outcome.revoked(reason))
         if not (terminated or expired or self.unique_started):
@@ -247,7 +250,7 @@ class UniqueRequestMixin(GatedRequest):
             self._give_back()
 
     def _give_back(self) -> None:
-        lock, holding = self.unique_lock, self._runtime.holding
+        lock, holding = self.unique_lock, self._app_state.part(WorkerLockClient)
         if lock is None or self._unique_given_back:  # a hard time limit is reported twice
             return
         self._unique_given_back = True
@@ -272,13 +275,17 @@ class UniqueRequestMixin(GatedRequest):
             self._settle_once_acknowledged()
             return
         self._unique_followed = False
-        runtime, settle = self._runtime, self._settle_once_acknowledged
-        runtime.in_background(lambda: end_with_followers(runtime, lock, self.name, outcome, settle))
+        app_state, settle = self._app_state, self._settle_once_acknowledged
+        app_state.in_background(
+            lambda: end_with_followers(app_state, lock, self.name, outcome, settle)
+        )
 
     def _let_go(self) -> None:
         """The message goes back to the queue: the key stays, this delivery is over."""
         if self.unique_lock is not None and self.unique_started:
-            self._runtime.holding.retried(self.unique_lock, self.name, 0, copies=True)
+            self._app_state.part(WorkerLockClient).retried(
+                self.unique_lock, self.name, 0, copies=True
+            )
 
 
 def _acks_on_timeout(task: Any) -> bool:

@@ -19,11 +19,7 @@ from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
-from celery_unique import (
-    IdempotencyKeyConflict,
-    IdempotencyKeyRequired,
-    UniqueKeyError,
-)
+from celery_unique import IdempotencyKeyConflict, IdempotencyKeyRequired, UniqueKeyError
 
 from .forms import OrderForm
 from .models import Order

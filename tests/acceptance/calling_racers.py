@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.acceptance.apps.shop import make_shop
 from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Attempt, Round
@@ -25,7 +25,7 @@ def delay_racer(url: str, process: int) -> Round:
     def rebuild(shop_id: int) -> None: ...
 
     rebuild.delay(-1 - process)  # connected, and everything is imported
-    runtime_of(app).store.ping()
+    state_of(app).store.ping()
     take_messages(app)
 
     def play(number: int) -> Any:
@@ -39,7 +39,7 @@ def delay_racer(url: str, process: int) -> Round:
 def publish_racer(conf: dict[str, Any], process: int) -> Round:
     """As ``delay_racer``, five calls in a round, with messages that a worker can reach."""
     app = make_shop(**conf)
-    runtime_of(app).store.ping()
+    state_of(app).store.ping()
 
     def play(number: int) -> list[str]:
         return [app.tasks["shop.count"].delay(number).id for _ in range(5)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from celery_unique import IdempotencyKeyConflict
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Round
 
@@ -29,7 +29,7 @@ def keyed_racer(url: str, race: str, sides: int, process: int) -> Round:
     def pay(amount: int) -> None: ...
 
     pay.apply_async((0,), idempotency_key=f"{race}-warm-{process}")  # connected and imported
-    runtime_of(app).store.ping()
+    state_of(app).store.ping()
     take_messages(app)
     amount = process % sides
 

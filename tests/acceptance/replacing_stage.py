@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from celery import Celery
 
 from celery_unique import DuplicateTask
-from celery_unique.runtime import runtime_of
-from celery_unique.stores.acts.limbo import in_limbo
+from celery_unique.config.app_state import state_of
+from celery_unique.stores.acts.replace import in_limbo
 from celery_unique.stores.record import Record
 from tests.acceptance.apps.replacing import make_app
 from tests.acceptance.stage import Stage
@@ -80,7 +80,7 @@ class ReplacingStage(Stage):
         return self.values(tag)
 
     def record(self, key: str) -> Record:
-        record, _ = runtime_of(self.app).store.read(key)
+        record, _ = state_of(self.app).store.read(key)
         return record
 
     def wait_until_nothing_is_left(self, key: str, timeout: float = 20.0) -> None:

@@ -103,10 +103,10 @@ class Stage:
         return celery_unique.lookup(task, args, app=self.app)
 
     def key(self, task: str, *args: Any) -> str:
+        from celery_unique.config.app_state import state_of
         from celery_unique.locks import key_of_call
-        from celery_unique.runtime import runtime_of
 
-        return key_of_call(runtime_of(self.app), task, args, None)
+        return key_of_call(state_of(self.app), task, args, None)
 
     def wait_for_state(self, task: str, *args: Any, state: str) -> celery_unique.Lock:
         def look() -> celery_unique.Lock | None:
@@ -141,7 +141,7 @@ class Stage:
 
     def assert_only_a_mark_left(self, result: Any, kind: str = "done") -> None:
         """The message may exist twice, so that its end is remembered; no task is."""
-        store = celery_unique.runtime.runtime_of(self.app).store
+        store = celery_unique.config.app_state.state_of(self.app).store
 
         def look() -> bool:
             record, _ = store.read(result.unique_key)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_unique.events import ROWS
-from celery_unique.result_meta import StoredUnique
+from celery_unique.publish.stored_meta import StoredUnique
+from celery_unique.worker.monitor_events import ROWS
 from tests.acceptance.apps.watched import make_app, sign
 from tests.kit import RedisServer, Worker, eventually
 from tests.kit.browser import keep_screenshot

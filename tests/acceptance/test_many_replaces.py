@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.record import MARKS_INLINE
 from tests.acceptance.replacing_stage import ReplacingStage
 from tests.kit import RedisServer, eventually
@@ -36,7 +36,7 @@ def test_a_key_that_is_replaced_again_and_again(
         other = stage.send("hold_on", "another key")  # it runs until the end of this test
         stage.wait_for_runs("another key")
         figures: list[str] = []
-        client, store = stage.props.redis, runtime_of(stage.app).store
+        client, store = stage.props.redis, state_of(stage.app).store
 
         last: Any = None
         fields = []

@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from celery_unique import UniqueKeyError, lookup
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.acceptance.apps.shop import make_shop, runs
 from tests.acceptance.calling_racers import publish_racer
 from tests.kit import RedisServer, Worker
@@ -330,7 +330,7 @@ def test_a_task_that_changes_its_argument_still_gives_its_key_back(app: Celery) 
 def test_an_argument_that_cannot_be_sent_is_a_clear_error_and_leaves_no_lock(
     without_worker: Celery,
 ) -> None:
-    store = runtime_of(without_worker).store
+    store = state_of(without_worker).store
     before = {key for key, _ in store.walk()}
 
     with pytest.raises(UniqueKeyError, match="'value'"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
-from celery_unique.runtime import runtime_of
 from tests.acceptance.apps.poisoned import BROKER_URL, STORE_URL, make_app
 from tests.kit import Worker, eventually
 from tests.kit.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
@@ -84,7 +84,7 @@ def test_a_header_that_cannot_be_read_is_reported_once_and_its_task_runs_without
     assert worker.children() == children
     good = app.tasks["poisoned.run"].delay(1000)
     assert good.get(timeout=PATIENCE_S) is True
-    store = runtime_of(app).store
+    store = state_of(app).store
     eventually(lambda: list(store.walk()) == [], timeout=PATIENCE_S)
     assert "Traceback" not in worker.log()
 
@@ -101,7 +101,7 @@ def test_a_strange_header_that_can_be_read_is_as_any_other(
 
     assert locked == [True] * len(headers)
     assert worker.is_running()
-    store = runtime_of(app).store
+    store = state_of(app).store
     eventually(lambda: list(store.walk()) == [], timeout=PATIENCE_S)
     assert "Traceback" not in worker.log()
     assert "cannot be read" not in worker.log()

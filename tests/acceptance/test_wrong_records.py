@@ -12,11 +12,11 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique.breaker import FAILURES_TO_OPEN
 from celery_unique.cli import main
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import UnreadableRecord
-from celery_unique.operations.doctor import examine
-from celery_unique.runtime import runtime_of
+from celery_unique.operations.doctor.report import examine
+from celery_unique.stores.circuit_breaker import FAILURES_TO_OPEN
 from tests.acceptance.apps.poisoned import BROKER_URL, STORE_URL, make_app
 from tests.kit import Worker, eventually
 from tests.kit.wrong_records import variants_for
@@ -45,7 +45,7 @@ def test_a_worker_runs_their_tasks_reports_each_key_once_and_renews_the_others(
 ) -> None:
     url = request.getfixturevalue(store_url)
     app = make_app(redis_url, url)
-    store: Any = runtime_of(app).store
+    store: Any = state_of(app).store
     run = app.tasks["poisoned.run"]
     sent: dict[str, Any] = {}
     unreadable: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def app(redis_url: str) -> Celery:
 
 
 def broken_key(app: Celery, number: int) -> str:
-    store: Any = runtime_of(app).store
+    store: Any = state_of(app).store
     first = app.tasks["poisoned.run"].apply_async((number,))
     variants_for(store)["a task: not JSON"](store, first.unique_key, first.id)
     return str(first.unique_key)
@@ -119,7 +119,7 @@ def test_a_call_is_published_where_that_is_wanted_and_a_batch_makes_the_others(
 def test_an_operator_sees_and_frees_the_key(
     app: Celery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime = runtime_of(app)
+    runtime = state_of(app)
     key = broken_key(app, 1)
     other = app.tasks["poisoned.run"].delay(2)
     runtime.store.flush()  # it is confirmed in the background

@@ -20,7 +20,7 @@ from celery.exceptions import Retry
 from celery.worker.request import Request
 
 import celery_unique
-from celery_unique import leases
+from celery_unique.config import leases
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.stores.redis import RedisStore
 from tests.chaos.journal import Journal

@@ -16,7 +16,7 @@ SHOPS = 300
 
 def commit_and_roll_back(seed: int, transactions: int, method: str) -> dict[str, Any]:
     """Every caller calls in transactions; what came of each of them, and what is in the broker."""
-    from celery_unique.signals import unique_acquired, unique_conflict
+    from celery_unique.reporting import unique_acquired, unique_conflict
     from tests.django.shop.celery import app
 
     empty_store()

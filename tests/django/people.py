@@ -41,10 +41,10 @@ def session_of(permissions: Sequence[str]) -> str:
 
 
 def store() -> Any:
-    from celery_unique.contrib.django.project import project_app
-    from celery_unique.runtime import runtime_of
+    from celery_unique.config.app_state import state_of
+    from celery_unique.contrib.django.celery_app import project_app
 
-    return runtime_of(project_app()).store
+    return state_of(project_app()).store
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_unique.contrib.django.listing import WALK_SECONDS
+from celery_unique.contrib.django.admin_search import WALK_SECONDS
 from tests.django.inside import DjangoProcess, inside_django
 from tests.django.people import (
     LIST,
@@ -166,13 +166,13 @@ def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond() -> Non
 
 @inside_django
 def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_same() -> None:
-    from celery_unique.contrib.django import listing
-    from celery_unique.contrib.django.project import project_app
-    from celery_unique.runtime import runtime_of
+    from celery_unique.config.app_state import state_of
+    from celery_unique.contrib.django import admin_search as listing
+    from celery_unique.contrib.django.celery_app import project_app
 
     empty_store()
     keys = [hold("shop.rebuild", f"id{n}") for n in range(5)]
-    runtime = runtime_of(project_app())
+    runtime = state_of(project_app())
 
     cut = listing.find(runtime, listing.Wanted(), seconds=-1)
     whole = listing.find(runtime, listing.Wanted(), seconds=60)
@@ -261,7 +261,7 @@ def test_holders_are_linked_to_their_stored_results() -> None:
 def test_releasing_asks_first_and_then_frees_the_key() -> None:
     from django.contrib.admin.models import LogEntry
 
-    from celery_unique.signals import unique_released
+    from celery_unique.reporting import unique_released
 
     empty_store()
     key = hold("shop.rebuild", "first")

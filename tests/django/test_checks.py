@@ -124,7 +124,7 @@ def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process() -> 
 def test_a_project_without_a_celery_app_is_a_warning() -> None:
     from celery import _state
 
-    from celery_unique.contrib.django import project
+    from celery_unique.contrib.django import celery_app as project
     from celery_unique.contrib.django.checks import check_project
 
     default, apps = _state.default_app, project._apps

@@ -31,11 +31,11 @@ def test_shared_tasks_and_the_apps_own_are_unique() -> None:
 
 @inside_django
 def test_the_settings_of_the_project_are_read() -> None:
-    from celery_unique.contrib.django.project import project_app
-    from celery_unique.runtime import runtime_of
+    from celery_unique.config.app_state import state_of
+    from celery_unique.contrib.django.celery_app import project_app
     from celery_unique.stores.redis import RedisStore
 
-    store = runtime_of(project_app()).store
+    store = state_of(project_app()).store
 
     assert isinstance(store, RedisStore)
     assert store._layout.name_of("1:ab").startswith("shop:1:cu:{")  # the cache's own prefix
@@ -96,8 +96,8 @@ def test_delay_on_commit_of_a_transaction_that_is_rolled_back_takes_no_lock() ->
 @inside_django
 def test_installing_again_by_hand_changes_nothing() -> None:
     import celery_unique
-    from celery_unique.contrib.django.project import install_in_apps, project_app
-    from celery_unique.installation import UniqueFixup
+    from celery_unique.contrib.django.celery_app import install_in_apps, project_app
+    from celery_unique.installation.fixup import UniqueFixup
 
     app = project_app()
     celery_unique.install(app)

@@ -26,7 +26,7 @@ def here(url: str) -> str:
 def replace_servers() -> None:
     import celery
 
-    from celery_unique import runtime
+    from celery_unique import stores as runtime
 
     original_init, open_store = celery.Celery.__init__, runtime.open_store
 

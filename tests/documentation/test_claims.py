@@ -19,7 +19,7 @@ from celery_unique import (
     unique_acquired,
     unique_store_error,
 )
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 
 #: Nothing listens there.
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -127,7 +127,7 @@ def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
 ) -> None:
     app, task = make_app()
     task.delay(7)
-    runtime_of(app).store.clock_offset_ms += 61 * 60 * 1000
+    state_of(app).store.clock_offset_ms += 61 * 60 * 1000
 
     with caplog.at_level(logging.WARNING):
         task.delay(7)
@@ -144,7 +144,7 @@ def test_two_apps_of_one_process_have_each_their_own_locks() -> None:
 
     assert lookup(task_of_one, (7,)) is not None
     assert lookup(task_of_other, (7,)) is None
-    assert runtime_of(one).store is not runtime_of(other).store
+    assert state_of(one).store is not state_of(other).store
 
 
 def test_an_error_in_a_receiver_stops_nothing() -> None:

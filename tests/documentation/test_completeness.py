@@ -9,10 +9,13 @@ from dataclasses import fields
 import pytest
 
 import celery_unique
-from celery_unique import settings, signals
-from celery_unique.facts import OUTCOMES
-from celery_unique.operations import checks, doctor, failovers, followed
-from celery_unique.options import CALL_ONLY, TASK_OPTIONS
+from celery_unique import reporting as signals
+from celery_unique.config import settings
+from celery_unique.operations.doctor import checks, failovers
+from celery_unique.operations.doctor import followers as followed
+from celery_unique.operations.doctor import report as doctor
+from celery_unique.policy.option_names import CALL_ONLY, TASK_OPTIONS
+from celery_unique.publish.results import OUTCOMES
 from celery_unique.stores import BUILT_IN
 from celery_unique.stores.redis import diagnosis as redis_diagnosis
 from celery_unique.stores.sql import diagnosis as sql_diagnosis

@@ -19,7 +19,7 @@ from celery_unique import (
     lookup,
     release,
 )
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration import apps
 
 
@@ -27,7 +27,7 @@ from tests.integration import apps
 def app() -> Iterator[Celery]:
     app = apps.make_app("memory://")
     yield app
-    runtime_of(app).store.clock_offset_ms = 0
+    state_of(app).store.clock_offset_ms = 0
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def working(app: Celery) -> Iterator[None]:
 
 
 def advance(app: Celery, duration: timedelta) -> None:
-    runtime_of(app).store.clock_offset_ms += int(duration.total_seconds() * 1000)
+    state_of(app).store.clock_offset_ms += int(duration.total_seconds() * 1000)
 
 
 def test_a_key_that_is_known_answers_with_its_task(pay: Any) -> None:

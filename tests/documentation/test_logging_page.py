@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import celery_unique
-from celery_unique import reports
+from celery_unique import reporting as reports
 from tests.documentation.pages import DOCS
 
 PAGE = (DOCS / "reference" / "logging.md").read_text(encoding="utf-8")

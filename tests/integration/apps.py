@@ -16,8 +16,8 @@ from celery.worker import state as worker_state
 from kombu.transport import memory
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.runtime import runtime_of
 from tests.kit.patience import PATIENT
 
 
@@ -90,18 +90,18 @@ def _sent(payload: dict[str, Any]) -> Sent:
 def locks(app: Celery) -> list[str]:
     """The keys of everything the store holds: tasks and marks."""
     flush(app)
-    return [key for key, record in runtime_of(app).store.walk() if record.tasks]
+    return [key for key, record in state_of(app).store.walk() if record.tasks]
 
 
 def flush(app: Celery) -> None:
     """Wait for what was told to the store one way: confirmations, above all."""
-    runtime_of(app).store.flush()
+    state_of(app).store.flush()
 
 
 def advance(app: Celery, seconds: float) -> None:
     """Move the clock of the app's store, after what is on its way has arrived."""
     flush(app)
-    runtime = runtime_of(app)
+    runtime = state_of(app)
     for store in {id(each): each for each in (runtime.store, runtime.gate_store)}.values():
         store.clock_offset_ms += round(seconds * 1000)
 
@@ -119,7 +119,7 @@ def working(app: Celery, **options: Any) -> Iterator[Any]:
             _end_soon(app)
         # What its threads have told the store has arrived, as after the end of a process.
         with suppress(ConfigurationError):  # an app without the library
-            runtime_of(app).flush()
+            state_of(app).flush()
     finally:
         _state.default_app, _state._tls.current_app = before
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration.apps import make_app
 
 STORES = [
@@ -34,7 +34,7 @@ def app(store_url: str) -> Iterator[Celery]:
     """An installed app: broker in memory, locks in each kind of store."""
     app = make_app(store_url)
     yield app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def app_with(store_url: str) -> Iterator[Callable[..., Celery]]:
 
     yield make
     for app in apps:
-        runtime_of(app).store.close()
+        state_of(app).store.close()
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_unique import DuplicateTask
+from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
-from celery_unique.runtime import runtime_of
 from celery_unique.stores.base import Held
 from tests.integration.apps import advance, messages, take_messages
 
@@ -31,7 +31,7 @@ def fetch_and_die(app: Celery, result: Any) -> None:
     """What a worker leaves that took the message and was killed."""
     [taken] = take_messages(app)
     assert taken.id == result.id
-    store = runtime_of(app).store
+    store = state_of(app).store
     store.flush()
     store.renew([Held(result.unique_key, result.id, "", DAY_MS, held_ms=RUN_LEASE_MS)])
     advance(app, RUN_LEASE_MS / 1000 + 1)
@@ -47,7 +47,7 @@ def test_one_of_many_duplicates_publishes_the_message_again(app: Celery, rebuild
     [copy] = messages(app)
     assert (copy.id, copy.args) == (first.id, [7])
     assert copy.headers[HEADER]["id"] == first.id
-    record, _ = runtime_of(app).store.read(first.unique_key)
+    record, _ = state_of(app).store.read(first.unique_key)
     assert record.tasks[first.id].copies
     # It waits in the broker now, for as long as that takes.
     advance(app, 3600)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from celery_unique.config.app_state import state_of
 from celery_unique.contrib import prometheus
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.runtime import runtime_of
 from celery_unique.stores.memory import MemoryStore
 from tests.documentation.pages import DOCS, blocks
 from tests.integration.apps import advance, make_app, take_messages, value_of, working
@@ -175,7 +175,7 @@ def test_the_first_burst_of_store_errors_is_an_alert(watched: Watched, tmp_path:
             raise StoreUnavailable("no answer")
 
     watched.scrape()
-    runtime_of(watched.app).use_store(Silent())
+    state_of(watched.app).use_store(Silent())
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             watched.rebuild.delay(7)

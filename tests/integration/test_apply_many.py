@@ -13,14 +13,9 @@ from celery import Celery, Task, chain, group
 from kombu.exceptions import OperationalError
 
 import celery_unique
-from celery_unique import (
-    BatchInterrupted,
-    DuplicateTask,
-    StoreUnavailable,
-    apply_many,
-    batches,
-)
-from celery_unique.runtime import runtime_of
+from celery_unique import BatchInterrupted, DuplicateTask, StoreUnavailable, apply_many
+from celery_unique.config.app_state import state_of
+from celery_unique.publish import apply_many as batches
 from tests.integration.apps import locks, make_app, messages, plain_app, value_of, working
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -93,7 +88,7 @@ def test_more_calls_than_fit_in_a_batch(app: Celery, rebuild: Any) -> None:
 
 
 def test_locks_are_taken_in_few_round_trips(local_app: Celery) -> None:
-    rebuild, store = define(local_app), runtime_of(local_app).store
+    rebuild, store = define(local_app), state_of(local_app).store
     asked = []
     real = store.acquire_many
 
@@ -249,7 +244,7 @@ def test_a_duplicate_of_a_call_that_was_not_made_is_not_made(local_app: Celery) 
 
     assert [result is not None for result in caught.value.results] == [True, False, False, False]
     assert len(locks(local_app)) == 1
-    assert runtime_of(local_app).store.due() == []
+    assert state_of(local_app).store.due() == []
 
 
 def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_published() -> None:

@@ -9,8 +9,9 @@ import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_unique import BatchInterrupted, StoreUnavailable, apply_many, batches, lookup
-from celery_unique.runtime import runtime_of
+from celery_unique import BatchInterrupted, StoreUnavailable, apply_many, lookup
+from celery_unique.config.app_state import state_of
+from celery_unique.publish import apply_many as batches
 from tests.integration.apps import flush, locks, make_app, messages
 from tests.kit import RedisServer, eventually
 
@@ -23,7 +24,7 @@ Wait = Callable[[], list[Any]]
 def app(redis_server: RedisServer) -> Iterator[Celery]:
     app = make_app(redis_server.fresh_url())
     yield app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def task_of(app: Celery) -> Any:
 def around_asking(app: Celery, change: Callable[[int, Callable[[], Wait]], Wait]) -> None:
     """Let ``change`` stand in for the store's ``begin_acquire_many``, which it gets with the
     number of the question."""
-    store: Any = runtime_of(app).store
+    store: Any = state_of(app).store
     begin, asked = store.begin_acquire_many, []
 
     def begun(claims: Any, confirmed: Any) -> Any:

@@ -13,16 +13,10 @@ import pytest
 from celery import Celery, Task
 
 import celery_unique
-from celery_unique import (
-    DuplicateTask,
-    InvalidPolicy,
-    UniqueKeyError,
-    UniquePolicy,
-    UniqueTask,
-)
-from celery_unique import policy as policy_module
+from celery_unique import DuplicateTask, InvalidPolicy, UniqueKeyError, UniquePolicy, UniqueTask
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.header import HEADER
+from celery_unique.policy import policy as policy_module
 from tests.integration.apps import advance, flush, locks, make_app, messages, plain_app
 
 NAME = "shop.rebuild"

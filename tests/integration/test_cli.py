@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_unique import lookup
 from celery_unique.cli import main, unique
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import Claim
 from tests.integration.apps import advance, flush, make_app, plain_app
 
@@ -206,11 +206,11 @@ def test_why_tells_what_would_become_of_a_call(shop: Celery, run: Run) -> None:
 def test_asking_why_changes_nothing(shop: Celery, run: Run) -> None:
     first = shop.tasks["shop.rebuild"].delay(7)
     flush(shop)
-    before = runtime_of(shop).store.read(first.unique_key)[0]
+    before = state_of(shop).store.read(first.unique_key)[0]
 
     run(shop, "why", "shop.rebuild", "--args", "[7]")
 
-    assert runtime_of(shop).store.read(first.unique_key)[0] == before
+    assert state_of(shop).store.read(first.unique_key)[0] == before
 
 
 def test_why_and_show_by_key_shortened_key_and_id(shop: Celery, run: Run) -> None:
@@ -382,7 +382,7 @@ def test_release_of_a_name_that_nothing_has_releases_nothing(shop: Celery, run: 
 def test_release_of_a_part_of_several_keys_releases_nothing(shop: Celery, run: Run) -> None:
     keys = ["1:" + "abcdef" + digit * 58 for digit in "01"]
     for key in keys:
-        runtime_of(shop).store.acquire(key, Claim(f"id of {key}", "shop.rebuild", "pw", 60_000))
+        state_of(shop).store.acquire(key, Claim(f"id of {key}", "shop.rebuild", "pw", 60_000))
 
     ran = run(shop, "release", "1:abcdef", "--yes")
 
@@ -550,7 +550,7 @@ def test_every_celery_command_pays_next_to_nothing_for_it(report: Callable[[str]
         "celery_unique",
         "celery_unique.cli",
         "celery_unique.worker",
-        "celery_unique.worker.remote",
+        "celery_unique.worker.remote_control",
     }
     assert took < 20
 

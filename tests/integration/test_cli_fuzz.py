@@ -14,10 +14,10 @@ import pytest
 from celery import Celery
 
 from celery_unique import UniquePolicy
-from celery_unique.calls import Call
 from celery_unique.cli import main
-from celery_unique.identities import identify
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
+from celery_unique.keys.call import Call
+from celery_unique.keys.identity import identify
 from celery_unique.stores.base import Claim
 from tests.integration.test_idempotency_key_fuzz import fuzzed_keys, shows
 
@@ -46,7 +46,7 @@ def test_no_key_crashes_the_command_line_or_finds_anothers_lock(
     @local_app.task(name="shop.pay", shared=False)
     def pay(amount: int) -> None: ...
 
-    store, settings = runtime_of(local_app).store, runtime_of(local_app).settings
+    store, settings = state_of(local_app).store, state_of(local_app).settings
     caplog.set_level(logging.INFO)
     keys = fuzzed_keys(random.Random(20261116))
     ids: set[str] = set()
@@ -58,7 +58,8 @@ def test_no_key_crashes_the_command_line_or_finds_anothers_lock(
         identity = identify(
             Call("shop.pay", (number,), idempotency_key=key, signature=SIGNATURE),
             UniquePolicy(),
-            settings,
+            settings.key_secret,
+            settings.idempotency_scope,
         )
         claim = Claim(task_id, "shop.pay", "pswrtc", HOUR_MS, arguments=identity.arguments)
         assert store.acquire(identity.key, claim).outcome == "created", repr(key)

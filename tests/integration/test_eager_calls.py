@@ -17,9 +17,9 @@ from celery_unique import (
     IdempotencyKeyRequired,
     InvalidPolicy,
     UniqueEagerResult,
-    eager,
     lookup,
 )
+from celery_unique.publish import eager
 from tests.integration.apps import locks, make_app, messages
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_unique.events import ROWS, DuplicateEvents, Duplicates, is_watched
 from celery_unique.header import LockHeader
+from celery_unique.worker.monitor_events import ROWS, DuplicateEvents, Duplicates, sends_events
 from tests.integration.apps import make_app, value_of, working
 
 KEY = f"1:{'ab' * 32}"
@@ -131,13 +131,13 @@ def test_events_are_watched_by_group(make_shop: Callable[..., Celery]) -> None:
         workers = app.events.Dispatcher(connection, groups=["worker"])
         none = app.events.Dispatcher(connection, enabled=False)
 
-        assert is_watched(every, task)
-        assert not is_watched(every, secret)
-        assert not is_watched(workers, task)
+        assert sends_events(every, task)
+        assert not sends_events(every, secret)
+        assert not sends_events(workers, task)
         workers.groups.add("task")  # as the remote control command enable_events does
-        assert is_watched(workers, task)
-        assert not is_watched(none, task)
-        assert not is_watched(None, task)
+        assert sends_events(workers, task)
+        assert not sends_events(none, task)
+        assert not sends_events(None, task)
 
 
 def test_nothing_is_sent_for_a_task_that_nobody_watches_or_that_had_no_duplicate(

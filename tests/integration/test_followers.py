@@ -19,9 +19,9 @@ from kombu.exceptions import EncodeError, OperationalError
 
 import celery_unique
 from celery_unique import DuplicateTask, IdempotencyKeyConflict, lookup
-from celery_unique.followers import FollowerCall
-from celery_unique.runtime import runtime_of
-from celery_unique.sharing import look_after
+from celery_unique.config.app_state import state_of
+from celery_unique.followers.call import FollowerCall
+from celery_unique.followers.promote import reap_orphans
 from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
 from tests.kit import eventually
 
@@ -51,7 +51,7 @@ def mine() -> str:
 
 def followers(task: Any, *args: Any) -> list[Any]:
     """The calls that follow whoever holds the key."""
-    runtime = runtime_of(task.app)
+    runtime = state_of(task.app)
     lock = lookup(task, args)
     found = runtime.store.followers(lock.key) if lock is not None else []
     return [FollowerCall.loads(task.app, follower.message) for _, follower in found]
@@ -220,7 +220,7 @@ def test_a_message_in_a_format_that_workers_refuse_is_not_read(mine: str) -> Non
 
     rebuild.delay(7)
     rebuild.apply_async((7,), task_id=mine)
-    [(_, kept)] = runtime_of(sender).store.followers(lookup(rebuild, (7,)).key)
+    [(_, kept)] = state_of(sender).store.followers(lookup(rebuild, (7,)).key)
     assert json.loads(kept.message)["type"] == "application/x-python-serialize"
 
     with pytest.raises(Exception, match=r"disallowed|untrusted"):
@@ -440,9 +440,9 @@ def test_followers_of_a_task_that_was_never_published_are_run(rebuild: Any, mine
             rebuild.delay(7)
     finally:
         app.amqp.send_task_message = real
-    [key] = runtime_of(app).store.due()
+    [key] = state_of(app).store.due()
 
-    assert look_after(runtime_of(app), key)
+    assert reap_orphans(state_of(app), key)
 
     assert follower_ids == [mine]
     assert [sent.id for sent in messages(app)] == [mine]
@@ -459,15 +459,15 @@ def test_the_first_follower_of_a_lost_task_is_run_and_the_others_get_its_result(
     lost = messages(app)
     app.control.purge()
     advance(app, 25 * 3600)  # longer than its message may wait
-    [key] = runtime_of(app).store.due()
+    [key] = state_of(app).store.due()
 
-    look_after(runtime_of(app), key)
+    reap_orphans(state_of(app), key)
 
     assert len(lost) == len(messages(app)) == 1
     assert messages(app)[0].id in {member.id for member in members}
     with working(app):
         assert [value_of(member) for member in members] == [7, 7, 7]
-    assert runtime_of(app).store.due() == []
+    assert state_of(app).store.due() == []
 
 
 def test_a_promoted_follower_that_could_not_be_published_is_published_later(
@@ -478,7 +478,7 @@ def test_a_promoted_follower_that_could_not_be_published_is_published_later(
     rebuild.apply_async((7,), task_id=mine)
     app.control.purge()
     advance(app, 25 * 3600)
-    [key] = runtime_of(app).store.due()
+    [key] = state_of(app).store.due()
 
     def broken(*args: Any, **options: Any) -> None:
         raise OperationalError("the broker is away")
@@ -486,15 +486,15 @@ def test_a_promoted_follower_that_could_not_be_published_is_published_later(
     real, app.amqp.send_task_message = app.amqp.send_task_message, broken
     try:
         with pytest.raises(OperationalError):
-            look_after(runtime_of(app), key)
+            reap_orphans(state_of(app), key)
     finally:
         app.amqp.send_task_message = real
     assert messages(app) == []
-    assert runtime_of(app).store.due() == []
+    assert state_of(app).store.due() == []
 
     advance(app, 120)
-    [key] = runtime_of(app).store.due()
-    look_after(runtime_of(app), key)
+    [key] = state_of(app).store.due()
+    reap_orphans(state_of(app), key)
 
     assert [sent.id for sent in messages(app)] == [mine]
 
@@ -508,7 +508,7 @@ def test_followers_of_a_revoked_task_are_revoked_with_it(rebuild: Any) -> None:
 
     assert stored(app, result.parent.id)[0] == "REVOKED"
     assert stored(app, result.id)[0] == "REVOKED"
-    assert runtime_of(app).store.due() == []
+    assert state_of(app).store.due() == []
 
 
 def test_a_follower_is_revoked_alone(
@@ -574,13 +574,13 @@ def test_nothing_is_left_behind_by_followers(rebuild: Any) -> None:
             result.get(timeout=10, interval=0.01)
         eventually(lambda: not locks(app))
     flush(app)
-    assert runtime_of(app).store.due() == []
+    assert state_of(app).store.due() == []
     advance(app, 30 * 24 * 3600)
-    assert runtime_of(app).store.due() == []
+    assert state_of(app).store.due() == []
 
 
 def test_a_message_that_cannot_be_read_keeps_no_other_waiting(rebuild: Any, mine: str) -> None:
-    app, store = rebuild.app, runtime_of(rebuild.app).store
+    app, store = rebuild.app, state_of(rebuild.app).store
     rebuild.delay(7)
     key = lookup(rebuild, (7,)).key
     rebuild.apply_async((7,), task_id=f"first-{mine}")
@@ -591,6 +591,6 @@ def test_a_message_that_cannot_be_read_keeps_no_other_waiting(rebuild: Any, mine
     app.control.purge()
     advance(app, 25 * 3600)
 
-    look_after(runtime_of(app), key)
+    reap_orphans(state_of(app), key)
 
     assert [sent.id for sent in messages(app)] == [mine]

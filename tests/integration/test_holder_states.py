@@ -10,7 +10,8 @@ from celery import Celery
 
 import celery_unique
 from celery_unique import DuplicateTask, apply_many
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
+from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores.base import Start
 from tests.integration.apps import advance
 
@@ -44,13 +45,13 @@ def told() -> Iterator[list[str]]:
 @pytest.fixture
 def _confirmations_are_slow(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are one way: none has arrived when the next call asks."""
-    store = runtime_of(app).store
+    store = state_of(app).store
     monkeypatch.setattr(store, "confirm", lambda *_: None)
     monkeypatch.setattr(store, "confirm_many", lambda *_: None)
 
 
 def as_if_published_elsewhere(app: Celery) -> None:
-    runtime_of(app).coordinator._published_here.clear()
+    state_of(app).part(UniqueTaskCoordinator)._published_here.clear()
 
 
 @DELAYS
@@ -153,7 +154,7 @@ def test_a_holder_that_is_looked_at_again_is_told_of_as_it_then_is(
 ) -> None:
     first = rebuild.delay(1)
     as_if_published_elsewhere(app)
-    store = runtime_of(app).store
+    store = state_of(app).store
     read = store.read
 
     def start_and_read(key: str) -> Any:

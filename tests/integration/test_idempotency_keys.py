@@ -27,9 +27,9 @@ from celery_unique import (
     release,
     unique_conflict,
 )
-from celery_unique import policy as policies
-from celery_unique.policy import UniquePolicyWarning
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
+from celery_unique.exceptions import UniquePolicyWarning
+from celery_unique.policy import policy as policies
 from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
 from tests.kit import eventually
 from tests.kit.worker import REPOSITORY
@@ -618,7 +618,7 @@ def test_neither_the_key_nor_the_arguments_are_in_the_store_or_the_message(app: 
     call(pay, "account-of-ada", 1)
     flush(app)
 
-    [(key, record)] = list(runtime_of(app).store.walk())
+    [(key, record)] = list(state_of(app).store.walk())
 
     assert KEY not in key + record.dumps()
     assert "ada" not in key + record.dumps()
@@ -906,7 +906,7 @@ def test_scenario_a_worker_that_crashed_leaves_a_key_that_frees_itself(
     # What a worker tells that starts the task, and then is gone.
     from tests.stores.factories import start
 
-    store = runtime_of(app).store
+    store = state_of(app).store
     started = store.start(first.unique_key, start(first.id, "w1/1/1/1"))
     assert started.verdict == "run"
     assert call(pay).id == first.id

@@ -22,11 +22,12 @@ from celery import Celery, chain, chord, current_task, group
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 
 import celery_unique
-from celery_unique import apply_many, coordinator, lookup, release
-from celery_unique.completing import Outcome, complete
-from celery_unique.followers import FollowerCall
+from celery_unique import apply_many, lookup, release
+from celery_unique.config.app_state import state_of
+from celery_unique.followers.call import FollowerCall
+from celery_unique.followers.complete import Outcome, complete
 from celery_unique.header import LockHeader
-from celery_unique.runtime import runtime_of
+from celery_unique.publish import coordinator
 from tests.integration.apps import make_app, messages, take_messages
 from tests.kit import RedisServer
 from tests.kit.interrupts import Interruption, line_of, named, of_package
@@ -179,8 +180,8 @@ class Shop:
         return lost
 
     def pass_the_grace(self) -> None:
-        runtime = runtime_of(self.app)
-        runtime.store.clock_offset_ms += runtime.coordinator.leases.grace_ms + 1000
+        runtime = state_of(self.app)
+        runtime.store.clock_offset_ms += runtime.leases.grace_ms + 1000
 
     def _again(self, task: Any, n: int) -> Callable[[], Any]:
         return lambda: task.delay(n)
@@ -200,7 +201,7 @@ def shop(
         url = f"sqlite:///{tmp_path / 'locks.db'}"
     app = make_app(url, result_backend="cache+memory://")
     yield Shop(app)
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def watched(frame: FrameType) -> bool:

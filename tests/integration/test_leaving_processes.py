@@ -5,8 +5,8 @@ from __future__ import annotations
 from celery import Celery, signals
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.runtime import runtime_of
 from celery_unique.stores.memory import MemoryStore
 
 
@@ -36,7 +36,7 @@ def app_on(store: MemoryStore) -> Celery:
     @app.task(name="rebuild", unique=True, shared=False)
     def rebuild(shop: int) -> None: ...
 
-    runtime_of(app).use_store(store)
+    state_of(app).use_store(store)
     return app
 
 
@@ -55,7 +55,7 @@ def test_a_store_that_is_down_does_not_keep_a_pool_process_from_leaving() -> Non
     app = app_on(Slow(answers=False))
     app.tasks["rebuild"].delay(7)
 
-    runtime_of(app).flush()
+    state_of(app).flush()
 
     lock = celery_unique.lookup(app.tasks["rebuild"], (7,))
     assert lock is not None

@@ -20,7 +20,7 @@ from celery_unique import (
     lookup,
     release,
 )
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration.apps import advance, flush, make_app, messages, plain_app, value_of, working
 from tests.kit import eventually
 
@@ -77,7 +77,7 @@ def test_the_lock_of_a_task_that_was_published_a_moment_ago_is_not_pending(
     app: Celery, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], state: str
 ) -> None:
     """The store is told one way that the message is out: it may be slow to hear it."""
-    rebuild, store = task_of(app), runtime_of(app).store
+    rebuild, store = task_of(app), state_of(app).store
     told, confirm, flush_store = [], store.confirm, store.flush
 
     def flush_slowly(*args: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(
     local_app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_app.conf.unique_store_timeout = 1.5
-    rebuild, store = task_of(local_app), runtime_of(local_app).store
+    rebuild, store = task_of(local_app), state_of(local_app).store
     waits = []
 
     def never(timeout_s: float | None = None) -> None:
@@ -117,7 +117,7 @@ def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(
 def test_a_lookup_does_not_wait_for_what_is_told_of_other_locks(
     local_app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rebuild, store = task_of(local_app), runtime_of(local_app).store
+    rebuild, store = task_of(local_app), state_of(local_app).store
     rebuild.delay(7)
     monkeypatch.setattr(store, "confirm", lambda *_: None)
     monkeypatch.setattr(store, "flush", lambda *_: pytest.fail("it waited"))

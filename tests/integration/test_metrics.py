@@ -7,9 +7,9 @@ from celery import Celery
 from prometheus_client import CollectorRegistry
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.contrib import prometheus
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.runtime import runtime_of
 from celery_unique.stores.memory import MemoryStore
 from tests.integration.apps import advance, make_app, plain_app, value_of, working
 
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_is_counted(app: Celery, registry: Collecto
         def acquire(self, *_: object) -> None:
             raise StoreUnavailable("no answer")
 
-    runtime_of(app).use_store(Silent())
+    state_of(app).use_store(Silent())
 
     with pytest.raises(StoreUnavailable):
         app.tasks["rebuild"].delay(7)
@@ -100,7 +100,7 @@ def test_installing_twice_counts_once(app: Celery, registry: CollectorRegistry) 
 
 def test_a_store_that_is_open_already_is_timed_too(registry: CollectorRegistry) -> None:
     app = make_app("memory://")
-    store = runtime_of(app).store
+    store = state_of(app).store
 
     prometheus.install(app, registry=registry)
     store.read("1:abc")

@@ -19,7 +19,7 @@ import pytest
 from celery import Celery
 
 from celery_unique import DuplicateTask, lookup
-from celery_unique.conflicts import STRATEGIES
+from celery_unique.publish.conflicts import STRATEGIES
 from tests.integration.apps import advance, flush, messages, value_of, working
 from tests.kit import eventually
 

@@ -11,8 +11,8 @@ from celery import Celery, Task
 from celery.worker.strategy import default
 
 from celery_unique import InvalidPolicy
-from celery_unique import policy as policy_module
 from celery_unique.exceptions import UniquePolicyWarning
+from celery_unique.policy import policy as policy_module
 from tests.integration.apps import make_app, messages
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import celery_unique
 from celery_unique.cli import main
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration.apps import plain_app
 
 #: "77" may be taken for a port.
@@ -64,7 +64,7 @@ def test_no_part_of_a_password_is_ever_shown(
         except Exception as error:
             texts += [repr(error), *traceback.format_exception(error)]
         with suppress(Exception):
-            texts.append(repr(runtime_of(app).store))
+            texts.append(repr(state_of(app).store))
         examined = password == "h3ad@tail9x" and url in EXAMINED
         for command in ("list", "doctor") if examined else ("list",):
             with suppress(SystemExit):

@@ -17,8 +17,9 @@ from kombu.exceptions import OperationalError
 
 import celery_unique
 from celery_unique import StoreUnavailable, lookup
+from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
-from celery_unique.runtime import runtime_of
+from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores.redis import connections
 from celery_unique.stores.redis import store as redis_store
 from tests.integration.apps import flush, locks, make_app, messages, plain_app
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.server
 def app(redis_server: RedisServer) -> Iterator[Celery]:
     app = make_app(redis_server.fresh_url())
     yield app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def task_of(app: Celery, **options: Any) -> Any:
@@ -47,7 +48,7 @@ class Steps:
 
     def __init__(self, app: Celery) -> None:
         self.seen: list[str] = []
-        store: Any = runtime_of(app).store
+        store: Any = state_of(app).store
         begin, acquire = store.begin_acquire, store.acquire
         amqp = app.amqp
         make, send = amqp.create_task_message, amqp.send_task_message
@@ -199,7 +200,7 @@ def test_headers_that_somebody_copies_on_the_way_lose_nothing(redis_server: Redi
     [sent] = messages(app)
     assert sent.headers["a"] == "b"
     assert sent.headers[HEADER]["id"] == first.id
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_once_and_says_so(
@@ -229,7 +230,7 @@ def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_once_and_sa
 
     assert (second.outcome, third.outcome, third.id) == ("created", "deduplicated", second.id)
     assert [header.get("id") for _, header in sent] == [None, second.id]
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def retrying(app: Celery, redis_server: RedisServer, on: type[Exception]) -> Any:
@@ -262,7 +263,7 @@ def test_a_publish_that_somebody_tries_again_has_its_header(redis_server: RedisS
 
     assert (result.outcome, failures) == ("created", [])
     assert [sent.headers[HEADER]["id"] for sent in messages(app)] == [result.id]
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server: RedisServer) -> None:
@@ -273,7 +274,7 @@ def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server: RedisS
 
     assert (again.outcome, again.id) == ("deduplicated", first.id)
     assert len(messages(app)) == 1
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 @pytest.mark.parametrize("way", ["a plain tuple", "nobody may set it"])
@@ -304,7 +305,7 @@ def test_messages_of_an_amqp_class_of_the_users_own(redis_server: RedisServer, w
 
     assert (first.outcome, again.id) == ("created", first.id)
     assert [sent.headers[HEADER]["id"] for sent in messages(app)] == [first.id]
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_a_call_that_is_made_while_another_one_is_being_made(app: Celery) -> None:
@@ -386,7 +387,7 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(
 
     assert {result.outcome for result in results} == {"created"}
     assert len(messages(app)) == 6
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_an_answer_that_does_not_come_is_an_error_in_time_and_leaves_no_lock(
@@ -412,7 +413,7 @@ def test_an_answer_that_does_not_come_is_an_error_in_time_and_leaves_no_lock(
 
     eventually(is_free, timeout=20)
     assert len(locks(app)) >= 1
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 @pytest.mark.parametrize("way", ["in two steps", "in one step"])
@@ -424,7 +425,9 @@ def test_a_time_limit_while_the_answer_is_awaited_is_raised_and_frees_the_key(
     rebuild.delay(0)
     flush(app)
     if way == "in one step":
-        monkeypatch.setattr(runtime_of(app).coordinator, "_celery_makes_messages", False)
+        monkeypatch.setattr(
+            state_of(app).part(UniqueTaskCoordinator), "_celery_makes_messages", False
+        )
     read = connections.reply_of
     strikes = [SoftTimeLimitExceeded()]
 
@@ -451,7 +454,7 @@ def test_a_time_limit_after_the_answer_leaves_nobody_the_reply_of_another(
     flush(app)
     understand = redis_store._acquired
     asked: list[Any] = []
-    store: Any = runtime_of(app).store
+    store: Any = state_of(app).store
 
     def interrupted(*args: Any) -> Any:
         monkeypatch.setattr(redis_store, "_acquired", understand)

@@ -19,8 +19,10 @@ from celery import Celery
 from kombu.exceptions import EncodeError, OperationalError
 
 import celery_unique
-from celery_unique import StoreUnavailable, UniqueKeyError, breaker, lookup
-from celery_unique.runtime import runtime_of
+from celery_unique import StoreUnavailable, UniqueKeyError, lookup
+from celery_unique.config.app_state import state_of
+from celery_unique.publish.coordinator import UniqueTaskCoordinator
+from celery_unique.stores import circuit_breaker as breaker
 from tests.integration.apps import flush, locks, make_app, messages, value_of, working
 from tests.kit import RedisServer, TcpProxy, eventually, quickest
 from tests.kit.server import HOST, free_port
@@ -460,7 +462,7 @@ def test_calls_that_did_not_ask_the_store_leave_nothing_to_give_back(black_hole:
     for _ in range(20):
         timed(lambda: rebuild.delay(7))
 
-    assert runtime_of(app).coordinator.later.waiting() <= 2
+    assert state_of(app).part(UniqueTaskCoordinator).later.waiting() <= 2
 
 
 @pytest.fixture
@@ -470,7 +472,7 @@ def proxied(redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy]) -
     url = redis_server.fresh_url()
     app = make_app(proxy.url_of(url), unique_store_timeout=TIMEOUT_S)
     yield proxy, app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_the_store_is_asked_again_when_the_while_is_over(

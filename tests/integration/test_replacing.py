@@ -15,8 +15,8 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_unique import DuplicateTask, StoreUnavailable, lookup, unique_superseded
-from celery_unique.runtime import runtime_of
-from celery_unique.signals import unique_acquired
+from celery_unique.config.app_state import state_of
+from celery_unique.reporting import unique_acquired
 from tests.integration.apps import (
     Sent,
     advance,
@@ -81,7 +81,7 @@ def background() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def state_of(app: Celery, result: Any) -> tuple[str, str]:
+def stored_state(app: Celery, result: Any) -> tuple[str, str]:
     stored = app.AsyncResult(result.id)
     return stored.state, str(stored.result)
 
@@ -117,13 +117,13 @@ def test_06_the_original_is_cancelled_and_the_new_one_is_enqueued(app: Celery) -
 
     assert (first.outcome, second.outcome) == ("created", "replaced")
     assert second.id != first.id
-    assert state_of(app, first) == ("REVOKED", f"superseded by task {second.id}")
+    assert stored_state(app, first) == ("REVOKED", f"superseded by task {second.id}")
     lock = lookup(key=second.unique_key, app=app)
     assert lock is not None
     assert (lock.task_id, lock.state) == (second.id, "available")
     with working(app):
         value_of(second)
-        eventually(lambda: not runtime_of(app).store.read(second.unique_key)[0])
+        eventually(lambda: not state_of(app).store.read(second.unique_key)[0])
     assert ran == [2]
 
 
@@ -205,7 +205,7 @@ def test_a_holder_that_waits_is_replaced(
 
     assert second.outcome == "replaced"
     assert shop.holder.task_id == second.id
-    assert state_of(app, first)[0] == "REVOKED"
+    assert stored_state(app, first)[0] == "REVOKED"
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
@@ -225,7 +225,7 @@ def test_a_pending_holder_is_replaced_and_its_message_is_dropped(
     assert len(messages(app)) == 2
     with working(app):
         assert value_of(second) == 2
-        eventually(lambda: not runtime_of(app).store.read(second.unique_key)[0])
+        eventually(lambda: not state_of(app).store.read(second.unique_key)[0])
     assert shop.ran == [2]
 
 
@@ -238,13 +238,14 @@ def test_a_holder_that_waits_for_its_retry_is_replaced(app: Celery, strategy: st
     with working(app):
         first = shop.call(1)
         eventually(lambda: shop.holder.state == "retryable", ignoring=AttributeError)
-        eventually(lambda: state_of(app, first)[0] == "RETRY")  # Celery stores it a moment later
+        # Celery stores it a moment later.
+        eventually(lambda: stored_state(app, first)[0] == "RETRY")
         shop.retries = False
         second = shop.call(2)
 
         assert second.outcome == "replaced"
         assert value_of(second) == 2
-    assert state_of(app, first) == ("REVOKED", f"superseded by task {second.id}")
+    assert stored_state(app, first) == ("REVOKED", f"superseded by task {second.id}")
     assert shop.ran == [1, 2]
 
 
@@ -381,7 +382,7 @@ def test_a_replacement_that_cannot_be_published_leaves_the_old_holder(
 
     assert shop.holder.task_id == first.id
     assert superseded == []
-    assert state_of(app, first)[0] == "PENDING"
+    assert stored_state(app, first)[0] == "PENDING"
     with working(app):
         assert value_of(first) == 1
     assert shop.ran == [1]
@@ -393,7 +394,7 @@ def test_a_confirm_that_the_store_did_not_hear_is_told_later(
     """Else the old task, which callers were told is revoked, would run after the grace."""
     shop = Shop(app, unique_on_conflict="replace")
     first = shop.call(1)
-    store = runtime_of(app).store
+    store = state_of(app).store
     confirm, failures = store.confirm, [StoreUnavailable("away")]
 
     def fail_once(*args: Any) -> None:
@@ -434,7 +435,7 @@ def test_a_replacement_that_landed_although_its_publish_raised_does_not_run(app:
 
     with working(app):
         assert value_of(first) == 1
-        eventually(lambda: not runtime_of(app).store.read(first.unique_key)[0])
+        eventually(lambda: not state_of(app).store.read(first.unique_key)[0])
     assert shop.ran == [1]
 
 
@@ -474,7 +475,7 @@ def test_one_running_plus_one_queued_with_the_newest_arguments(
     assert (third.outcome, third.deduplicated, third.holder_state) == ("rerun", True, "active")
     assert len({first.id, second.id, third.id}) == 3
     assert superseded == [{"sender": "shop.rebuild", "task_id": second.id, "by": third.id}]
-    assert state_of(app, second) == ("REVOKED", f"superseded by task {third.id}")
+    assert stored_state(app, second) == ("REVOKED", f"superseded by task {third.id}")
     assert shop.ran == [1, 3]
 
 

@@ -13,8 +13,8 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique.result_meta import StoredUnique
-from celery_unique.results import UniqueResult
+from celery_unique.publish.results import UniqueResult
+from celery_unique.publish.stored_meta import StoredUnique
 from tests.integration.apps import make_app, plain_app, value_of, working
 
 #: Up to 5.6 Celery's table has no column for it.

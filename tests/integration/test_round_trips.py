@@ -13,8 +13,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_unique import DuplicateTask, apply_many, batches, lookup
-from celery_unique.runtime import runtime_of
+from celery_unique import DuplicateTask, apply_many, lookup
+from celery_unique.config.app_state import state_of
+from celery_unique.publish import apply_many as batches
 from celery_unique.stores.redis import scripts
 from tests.integration.apps import flush, make_app, value_of, working
 from tests.kit import RedisServer, TcpProxy, Worker
@@ -95,7 +96,7 @@ def app(redis_server: RedisServer) -> Iterator[Celery]:
     """Locks in a Redis database of their own, messages elsewhere."""
     app = make_app(redis_server.fresh_url())
     yield app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def database_of(app: Celery) -> int:

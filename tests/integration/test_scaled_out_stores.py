@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.integration.apps import flush, make_app, value_of, working
 from tests.kit import TlsRedisServer
 
@@ -20,7 +20,7 @@ URLS = ["cluster_url", "sentinel_url", "mariadb_url"]
 def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     app = make_app(request.getfixturevalue(request.param))
     yield app
-    runtime_of(app).store.close()
+    state_of(app).store.close()
 
 
 def test_a_call_its_duplicate_and_the_next_one(app: Celery) -> None:
@@ -58,4 +58,4 @@ def test_a_brokers_tls_is_that_of_its_locks(tls_redis_server: TlsRedisServer) ->
 
     lock: Any = celery_unique.lookup(rebuild, (7,), app=app)
     assert (again.id, lock.task_id) == (first.id, first.id)
-    runtime_of(app).store.close()
+    state_of(app).store.close()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from celery_unique.stores import acts
-from celery_unique.stores.acts.following import attach
+from celery_unique.stores.acts.followers import attach
 from celery_unique.stores.base import (
     Acquired,
     Claim,
@@ -18,9 +18,9 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.following import Follower
 from celery_unique.stores.memory import MemoryStore, Reply
 from celery_unique.stores.record import Record
+from celery_unique.stores.record_followers import Follower
 from tests.stores.broken import BrokenStore
 
 

@@ -24,12 +24,14 @@ import redis
 from sqlalchemy import text
 
 from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
-from celery_unique.stores.following import Following, Group
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Mark, MarksInMemory, Record, State, TaskEntry
+from celery_unique.stores.record_followers import Following, Group
 from celery_unique.stores.redis import RedisStore, scripts
-from celery_unique.stores.redis.following import joined_of
-from celery_unique.stores.sql import SqlStore, dialects, mysql_statements
+from celery_unique.stores.redis.followers import joined_of
+from celery_unique.stores.sql import SqlStore
+from celery_unique.stores.sql import statements as dialects
+from celery_unique.stores.sql import statements_mysql as mysql_statements
 
 FILE = Path(__file__).parents[1] / "vectors" / "records.json"
 PINNED: dict[str, Any] = json.loads(FILE.read_text())

@@ -21,8 +21,8 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.following import Following
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, State, TaskEntry, letters
+from celery_unique.stores.record_followers import Following
 from tests.stores.factories import MINUTE, fresh_key
 from tests.stores.model import FINAL, Answer, Model
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores import one_way
-from celery_unique.stores.one_way import OneWay
+from celery_unique.stores import fire_and_forget as one_way
+from celery_unique.stores.fire_and_forget import FireAndForgetQueue
 from tests.kit import eventually
 
 
 def test_acts_are_carried_out_in_the_order_they_came() -> None:
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
     for number in range(1000):
@@ -29,7 +29,7 @@ def test_acts_are_carried_out_in_the_order_they_came() -> None:
 
 
 def test_flush_waits_for_the_act_in_hand() -> None:
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
     queue.put(lambda: (time.sleep(0.2), done.append(1)))
 
@@ -39,7 +39,7 @@ def test_flush_waits_for_the_act_in_hand() -> None:
 
 
 def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None:
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     may_end = threading.Event()
     for _ in range(3):
         queue.put(lambda: may_end.wait(5))
@@ -54,7 +54,7 @@ def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None
 def test_a_failed_act_is_logged_and_the_next_one_carried_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
     with caplog.at_level(logging.INFO, logger=one_way.__name__):
@@ -78,7 +78,7 @@ def raising(error: Exception) -> Callable[[], None]:
 
 
 def test_a_full_queue_makes_the_caller_wait_and_keeps_the_order() -> None:
-    queue = OneWay(timeout_s=10, limit=3)
+    queue = FireAndForgetQueue(timeout_s=10, limit=3)
     done: list[int] = []
 
     for number in range(20):
@@ -89,7 +89,7 @@ def test_a_full_queue_makes_the_caller_wait_and_keeps_the_order() -> None:
 
 
 def test_a_queue_that_stays_full_is_passed_by() -> None:
-    queue = OneWay(timeout_s=0.1, limit=1)
+    queue = FireAndForgetQueue(timeout_s=0.1, limit=1)
     over = threading.Event()
     done: list[threading.Thread] = []
     queue.put(over.wait)
@@ -103,7 +103,7 @@ def test_a_queue_that_stays_full_is_passed_by() -> None:
 
 
 def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
-    queue = OneWay(timeout_s=0.1)
+    queue = FireAndForgetQueue(timeout_s=0.1)
     over = threading.Event()
     queue.put(over.wait)
     queue.put(over.wait)
@@ -118,7 +118,7 @@ def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
 
 def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_way, "IDLE_S", 0.05)
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     queue.put(lambda: None)
     thread = queue._thread
     assert thread is not None
@@ -133,7 +133,7 @@ def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyP
 
 
 def test_a_forked_child_has_an_empty_queue_and_its_own_thread() -> None:
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     over = threading.Event()
     reader, writer = os.pipe()
     queue.put(over.wait)
@@ -161,7 +161,7 @@ def test_where_no_thread_can_be_started_the_caller_carries_it_out(
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", cannot_start)
-    queue = OneWay(timeout_s=5)
+    queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
     queue.put(lambda: done.append(1))
@@ -176,7 +176,7 @@ def test_at_exit_stores_that_are_down_are_waited_for_together(
     clock = [100.0]
     waited: list[float] = []
 
-    class Stuck(OneWay):
+    class Stuck(FireAndForgetQueue):
         def drain(self, timeout_s: float) -> int:
             waited.append(timeout_s)
             clock[0] += timeout_s

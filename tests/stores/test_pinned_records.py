@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from celery_unique.stores.following import Joined
 from celery_unique.stores.record import (
     LETTER_OF,
     MARK_KINDS,
@@ -23,7 +22,8 @@ from celery_unique.stores.record import (
     State,
     TaskEntry,
 )
-from celery_unique.stores.redis.following import joined_of
+from celery_unique.stores.record_followers import Joined
+from celery_unique.stores.redis.followers import joined_of
 from celery_unique.stores.redis.layout import Layout
 from celery_unique.stores.sql.statements import TABLE_VERSION
 from tests.kit import MariaDBServer, PostgresServer, RedisServer

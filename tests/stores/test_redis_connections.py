@@ -22,7 +22,7 @@ import redis
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
-from celery_unique.stores.redis import RedisStore, connections, one_way
+from celery_unique.stores.redis import RedisStore, connections, write_behind
 from celery_unique.stores.redis.connections import MOST_IDLE
 from tests.kit import RedisServer, TcpProxy, eventually
 from tests.kit.interrupts import Interruption, named, of_package
@@ -284,7 +284,7 @@ def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
         "two steps": lambda store, key: store.begin_acquire_many([(fresh_key(), claim("other"))])(),
     }
     # By no thread: what waits is taken along, or lost.
-    monkeypatch.setattr(one_way.OneWay, "_call", lambda self: None)
+    monkeypatch.setattr(write_behind.WriteBehindBuffer, "_call", lambda self: None)
     with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
         interruption = Interruption(of_package)
 

@@ -11,7 +11,7 @@ import redis
 
 from benchmarks.servers import server
 from benchmarks.storage import Bytes
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.stores import open_store
 
 pytestmark = pytest.mark.server

@@ -17,8 +17,8 @@ import pytest
 from celery import Celery
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
-from celery_unique.runtime import runtime_of
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import SentinelStore
 from tests.kit import RedisSentinels, RedisServer, eventually, quickest
@@ -166,7 +166,7 @@ def test_calls_wait_for_a_fail_over_that_ends_within_the_time_out_and_it_is_told
 
     celery_unique.unique_store_error.connect(hear, weak=False)
     try:
-        store: Any = runtime_of(app).store
+        store: Any = state_of(app).store
         key = fresh_key()
         publish(store, key, "a")
         old = sentinels.primary()
@@ -367,7 +367,7 @@ def test_a_brokers_sentinels_are_used_with_its_options(redis_sentinels: RedisSen
     app.conf.broker_transport_options = {"master_name": redis_sentinels.NAME}
     celery_unique.install(app)
 
-    store: Any = runtime_of(app).store
+    store: Any = state_of(app).store
     store.ping()
 
     assert isinstance(store, SentinelStore)

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from celery_unique.stores.redis import RedisStore, connections, scripts
+from celery_unique.stores.redis.commands import BATCH
 from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
-from celery_unique.stores.redis.store import BATCH
 from tests.kit import RedisServer
 from tests.stores.factories import (
     GRACE,

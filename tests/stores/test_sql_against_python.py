@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from celery_unique.stores.base import Claim, Finish, Held, Start
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Record, State
-from celery_unique.stores.sql import SqlStore, dialects, mysql_statements
+from celery_unique.stores.sql import SqlStore
+from celery_unique.stores.sql import statements as dialects
+from celery_unique.stores.sql import statements_mysql as mysql_statements
 from celery_unique.stores.sql.rows import FILLED_IN, PLACEHOLDER, fresh_record
 from tests.stores.timing import PATIENCE_S
 

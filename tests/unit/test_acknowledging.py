@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kombu import Message
 
-from celery_unique.worker.acknowledging import Acknowledgement
+from celery_unique.worker.ack import Acknowledgement
 
 
 class Channel:

@@ -18,20 +18,26 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 
-from celery_unique.durations import parse_duration
+from celery_unique.config.settings import (
+    DEFAULT_SETTINGS,
+    SETTINGS,
+    check_setting_names,
+    read_settings,
+)
+from celery_unique.config.store_url import store_url
 from celery_unique.exceptions import CeleryUniqueError, ConfigurationError, InvalidPolicy
-from celery_unique.options import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS, resolve, take_call_options
-from celery_unique.options import check_names as check_option_names
-from celery_unique.policy import OJS_CONFLICT_STRATEGIES, OJS_FIELDS, UniquePolicy
-from celery_unique.policy_fields import (
+from celery_unique.policy.durations import parse_duration
+from celery_unique.policy.fields import (
     CONFLICT_STRATEGIES,
     DIMENSIONS,
     IDENTITY_STRATEGIES,
     OPTION_OF,
 )
-from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS, check_setting_names, read_settings
-from celery_unique.states import GROUPS, STATES
-from celery_unique.store_url import store_url
+from celery_unique.policy.layers import resolve, take_call_options
+from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
+from celery_unique.policy.option_names import check_names as check_option_names
+from celery_unique.policy.policy import OJS_CONFLICT_STRATEGIES, OJS_FIELDS, UniquePolicy
+from celery_unique.policy.states import GROUPS, STATES
 from celery_unique.stores import known_schemes
 
 KINDS = ("type", "value", "unknown", "clash")

@@ -25,9 +25,9 @@ from celery import Celery
 
 import celery_unique
 from celery_unique import CeleryUniqueError, ConfigurationError, InvalidPolicy, UniqueKeyError
-from celery_unique.options import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
-from celery_unique.policy_fields import OPTION_OF
-from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS
+from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS
+from celery_unique.policy.fields import OPTION_OF
+from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN, known_schemes
 from tests.integration.apps import locks, make_app, messages, plain_app
 from tests.unit.test_bad_input import (

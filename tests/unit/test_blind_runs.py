@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from celery_unique import later
+from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
-from celery_unique.holding import Holding
-from celery_unique.leases import Leases
+from celery_unique.stores import retry_queue as later
 from celery_unique.stores.base import Claim, Held
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
+from celery_unique.worker.lock_client import WorkerLockClient
 from tests.kit import eventually
 
 KEY = "1:00"
@@ -36,16 +36,16 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def holding(store: MemoryStore) -> Holding:
+def holding(store: MemoryStore) -> WorkerLockClient:
     """The first delivery runs; that it sent a retry, the store has not heard."""
     store.acquire(KEY, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
-    holding = Holding(SimpleNamespace(), store, store, LEASES)
+    holding = WorkerLockClient(SimpleNamespace(), store, store, LEASES)
     holding.start(FIRST, "shop.rebuild", FIRST.delivery, acks_late=True)
     return holding
 
 
 def test_the_key_is_given_back_when_the_delivery_that_has_it_proves_dead(
-    holding: Holding, store: MemoryStore
+    holding: WorkerLockClient, store: MemoryStore
 ) -> None:
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
@@ -53,7 +53,7 @@ def test_the_key_is_given_back_when_the_delivery_that_has_it_proves_dead(
 
 
 def test_the_key_of_a_delivery_that_is_alive_is_left_alone(
-    holding: Holding, store: MemoryStore
+    holding: WorkerLockClient, store: MemoryStore
 ) -> None:
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
@@ -63,7 +63,7 @@ def test_the_key_of_a_delivery_that_is_alive_is_left_alone(
 
 
 def test_an_act_that_is_told_late_is_told_until_it_has_surely_arrived(
-    holding: Holding, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    holding: WorkerLockClient, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One way into a connection that is being cut, it is lost without an error."""
     told, retry = [], store.retry

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_unique.breaker import Breakers, StoreSkipped
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores.circuit_breaker import Breakers, StoreSkipped
 from celery_unique.stores.memory import MemoryStore
 
 

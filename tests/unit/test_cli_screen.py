@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from celery_unique.cli.screen import Screen, age, columns_of, printable, short_key, shortened
+from celery_unique.cli.output import Screen, age, columns_of, printable, short_key, shortened
 
 
 @pytest.mark.parametrize(

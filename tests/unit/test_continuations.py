@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_unique.continuations import continues, finishing
+from celery_unique.followers.continuations import continues, finishing
 
 
 def test_a_block_that_a_signal_kept_from_its_end_finishes_nothing_afterwards() -> None:

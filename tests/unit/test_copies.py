@@ -10,13 +10,13 @@ import pytest
 from celery import signals
 from celery.bootsteps import RUN
 
+from celery_unique.config.leases import Leases
 from celery_unique.header import LockHeader
-from celery_unique.holding import Holding
-from celery_unique.leases import Leases
 from celery_unique.stores.base import Claim
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
-from celery_unique.worker.lifecycle import WorkerLife
+from celery_unique.worker.bootstrap import WorkerBootstrap
+from celery_unique.worker.lock_client import WorkerLockClient
 from celery_unique.worker.renewal import Renewer
 from celery_unique.worker.request import UniqueRequestMixin
 from tests.kit import eventually
@@ -31,7 +31,7 @@ def held_for(seconds: float) -> Any:
         unique_consumer=None,
         _unique_acknowledgement=None,
         _unique_received_at=time.monotonic() - seconds,
-        _runtime=SimpleNamespace(holding=SimpleNamespace(leases=LEASES)),
+        _app_state=SimpleNamespace(leases=LEASES),
     )
 
 
@@ -59,14 +59,16 @@ def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark() 
     """Celery then forgets what it has written to a process and not heard to be taken: the process
     runs it, and its message goes back to the queue."""
     store = MemoryStore()
-    holding = Holding(SimpleNamespace(), store, store, LONG)
+    holding = WorkerLockClient(SimpleNamespace(), store, store, LONG)
     lock = LockHeader("a", "1:00", delivery="here/1/boot/1")
     store.acquire(lock.key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=60_000))
     holding.start(lock, "shop.rebuild", lock.delivery, acks_late=False)
     holding.sent_to_pool(lock, "shop.rebuild")
-    runtime: Any = SimpleNamespace(holding=holding, renewal=None, app=None)
+    runtime: Any = SimpleNamespace(
+        part=lambda _: holding, store=store, leases=LONG, renewal=None, app=None
+    )
     running: Any = SimpleNamespace(blueprint=SimpleNamespace(state=RUN), consumer=None)
-    life = WorkerLife(runtime, running)
+    life = WorkerBootstrap(runtime, running)
     life._renewer = Renewer(runtime, running)
     life._renewer.start()
     assert not store.read(lock.key)[0].tasks["a"].copies

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from celery_unique.contrib.django.pages import _elided, brief
+from celery_unique.contrib.django.admin_page import _elided, brief
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from celery_unique.health import RenewalHealth
-from celery_unique.operations import checks
+from celery_unique.operations.doctor import checks
 from celery_unique.operations.workers import Workers
 from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.redis.diagnosis import diagnosis_of
 from celery_unique.stores.sql.diagnosis import _findings
+from celery_unique.worker.renewal import RenewalHealth
 
 INFO = {
     "redis_version": "7.0.15",
@@ -149,7 +149,7 @@ def test_a_worker_that_is_silent_is_told() -> None:
 
 
 def test_a_worker_of_another_release_is_a_note() -> None:
-    from celery_unique.keys import KEY_VERSION
+    from celery_unique.keys.digest import KEY_VERSION
 
     [finding] = checks.same_versions(told(key_version=KEY_VERSION, library="0.0.9"))
 

@@ -10,14 +10,14 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique.operations import failovers
-from celery_unique.operations.failovers import failovers_seen
-from celery_unique.operations.followed import Followed, nobody_seen_yet
+from celery_unique.config.app_state import AppState, state_of
+from celery_unique.operations.doctor import failovers
+from celery_unique.operations.doctor.failovers import failovers_seen
+from celery_unique.operations.doctor.followers import Followed, nobody_seen_yet
 from celery_unique.operations.workers import Workers
-from celery_unique.runtime import Runtime, runtime_of
-from celery_unique.stores.failing_over import FailOver
-from celery_unique.stores.following import Following
+from celery_unique.stores.failover import FailOver
 from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record_followers import Following
 from tests.stores.factories import GRACE, advance, claim, confirm, now_of
 
 KEY = "1:" + "ab" * 32
@@ -37,11 +37,11 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def runtime() -> Runtime:
+def runtime() -> AppState:
     app = Celery("doctor", set_as_current=False)
     app.conf.update(unique_store_url="memory://", unique_run_lease=EVERY_S * 3)
     celery_unique.install(app)
-    return runtime_of(app)
+    return state_of(app)
 
 
 def seen(store: MemoryStore) -> Followed:
@@ -98,7 +98,7 @@ def test_a_promoted_follower_is_counted_with_those_that_follow_it(store: MemoryS
     assert seen(store).calls == 3
 
 
-def test_it_is_asked_less_of_workers_that_look_less_often(runtime: Runtime) -> None:
+def test_it_is_asked_less_of_workers_that_look_less_often(runtime: AppState) -> None:
     alone = nobody_seen_yet(runtime, Workers())
     slow = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": {"every_s": 90.0}}}))
     broken = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": None}}))
@@ -113,7 +113,7 @@ def told(before: str, after: str, at_s: int) -> dict[str, Any]:
     return {"before": before, "after": after, "noticed_at_ms": at_s * 1000}
 
 
-def test_a_fail_over_is_one_whoever_noticed_it(runtime: Runtime) -> None:
+def test_a_fail_over_is_one_whoever_noticed_it(runtime: AppState) -> None:
     runtime.failovers.append(FailOver("a:1", "b:1", noticed_at=50.0))
     workers = Workers(
         told={

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_unique.durations import (
+from celery_unique.exceptions import InvalidPolicy
+from celery_unique.policy.durations import (
     LONGEST,
     OJS_PATTERN,
     SHORTEST,
@@ -19,7 +20,6 @@ from celery_unique.durations import (
     parse_ojs_duration,
     to_iso8601,
 )
-from celery_unique.exceptions import InvalidPolicy
 
 durations = st.timedeltas(min_value=SHORTEST, max_value=LONGEST)
 

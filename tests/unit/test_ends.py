@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_unique import ends, later
+from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
-from celery_unique.holding import Holding
-from celery_unique.leases import Leases
+from celery_unique.stores import retry_queue as later
 from celery_unique.stores.base import Claim
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
+from celery_unique.worker import deliveries as ends
+from celery_unique.worker.lock_client import WorkerLockClient
 from tests.kit import eventually
 
 KEY = "1:00"
@@ -32,23 +33,23 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def holding() -> Holding:
+def holding() -> WorkerLockClient:
     """As in a worker's main process: the body runs in another one."""
     store = MemoryStore()
     store.acquire(KEY, Claim("a", "shop.rebuild", states="pswrt", grace_ms=60_000))
-    return Holding(SimpleNamespace(), store, store, LEASES)
+    return WorkerLockClient(SimpleNamespace(), store, store, LEASES)
 
 
-def start(holding: Holding) -> None:
+def start(holding: WorkerLockClient) -> None:
     holding.start(BODY, "shop.rebuild", DELIVERY, acks_late=True)
     holding.taken_by_pool(BODY, "shop.rebuild")
 
 
-def states(holding: Holding) -> list[str]:
+def states(holding: WorkerLockClient) -> list[str]:
     return [task.state for task in holding.store.read(KEY)[0].tasks.values()]
 
 
-def test_its_key_is_given_back_by_the_main_process(holding: Holding) -> None:
+def test_its_key_is_given_back_by_the_main_process(holding: WorkerLockClient) -> None:
     start(holding)
     holding.renewal_failed()
 
@@ -57,7 +58,7 @@ def test_its_key_is_given_back_by_the_main_process(holding: Holding) -> None:
     assert states(holding) == []
 
 
-def test_so_is_the_key_of_a_task_that_began_without_the_store(holding: Holding) -> None:
+def test_so_is_the_key_of_a_task_that_began_without_the_store(holding: WorkerLockClient) -> None:
     holding.store.confirm(KEY, "a", 60_000)
     holding.taken_by_pool(BLIND, "shop.rebuild")
     holding.renewal_failed()
@@ -67,7 +68,9 @@ def test_so_is_the_key_of_a_task_that_began_without_the_store(holding: Holding) 
     assert states(holding) == []
 
 
-def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(holding: Holding) -> None:
+def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(
+    holding: WorkerLockClient,
+) -> None:
     """Its process may still have left the store alone when the body ended."""
     holding.renewal_failed()
     start(holding)
@@ -78,7 +81,7 @@ def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(holdin
 
 
 def test_so_is_a_key_that_a_dead_delivery_left_it(
-    holding: Holding, monkeypatch: pytest.MonkeyPatch
+    holding: WorkerLockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(later, "FIRST_PAUSE_S", 0.01)
     holding.leases = dataclasses.replace(LEASES, run_ms=100)
@@ -91,22 +94,24 @@ def test_so_is_a_key_that_a_dead_delivery_left_it(
     eventually(lambda: states(holding) == [])
 
 
-def retried(holding: Holding) -> None:
+def retried(holding: WorkerLockClient) -> None:
     holding.renewal_failed()
     holding.ends.goes_on(DELIVERY)
 
 
-def requeued(holding: Holding) -> None:
+def requeued(holding: WorkerLockClient) -> None:
     holding.renewal_failed()
     holding.retried(BODY, "shop.rebuild", 0, copies=True)
 
 
-def store_was_there(holding: Holding) -> None:
+def store_was_there(holding: WorkerLockClient) -> None:
     pass
 
 
 @pytest.mark.parametrize("what", [retried, requeued, store_was_there])
-def test_otherwise_it_is_left_alone(holding: Holding, what: Callable[[Holding], None]) -> None:
+def test_otherwise_it_is_left_alone(
+    holding: WorkerLockClient, what: Callable[[WorkerLockClient], None]
+) -> None:
     start(holding)
     what(holding)
 
@@ -115,7 +120,7 @@ def test_otherwise_it_is_left_alone(holding: Holding, what: Callable[[Holding], 
     assert states(holding) != []
 
 
-def test_a_task_that_the_worker_still_has_is_left_alone(holding: Holding) -> None:
+def test_a_task_that_the_worker_still_has_is_left_alone(holding: WorkerLockClient) -> None:
     start(holding)
     holding.renewal_failed()
 
@@ -125,7 +130,7 @@ def test_a_task_that_the_worker_still_has_is_left_alone(holding: Holding) -> Non
 
 
 def test_it_is_tried_again_when_the_store_does_not_answer(
-    holding: Holding, monkeypatch: pytest.MonkeyPatch
+    holding: WorkerLockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(holding)
     holding.renewal_failed()
@@ -139,7 +144,7 @@ def test_it_is_tried_again_when_the_store_does_not_answer(
     assert states(holding) == []
 
 
-def test_an_end_that_was_told_is_not_told_again(holding: Holding) -> None:
+def test_an_end_that_was_told_is_not_told_again(holding: WorkerLockClient) -> None:
     start(holding)
     holding.renewal_failed()
     holding.finish(BODY, "shop.rebuild", State.COMPLETED)

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_unique.config.leases import Leases
 from celery_unique.header import LockHeader
-from celery_unique.holding import Holding
-from celery_unique.leases import Leases
 from celery_unique.stores.base import Claim
 from celery_unique.stores.memory import MemoryStore
+from celery_unique.worker.lock_client import WorkerLockClient
 
 LEASES = Leases(queue_ms=60_000, run_ms=10_000, grace_ms=1_000, retention_ms=1, visibility_ms=1)
 
 
-def holding() -> Holding:
+def holding() -> WorkerLockClient:
     store = MemoryStore()
-    return Holding(SimpleNamespace(), store, store, LEASES)
+    return WorkerLockClient(SimpleNamespace(), store, store, LEASES)
 
 
-def start(holding: Holding, task_id: str, store: str) -> None:
+def start(holding: WorkerLockClient, task_id: str, store: str) -> None:
     header = LockHeader(task_id, "1:00", store=store, delivery=f"here/1/boot/{task_id}")
     holding.start(header, "shop.rebuild", header.delivery, acks_late=False)
 

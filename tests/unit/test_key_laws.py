@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_unique.binding import CannotBind, parameters_of
-from celery_unique.calls import Call
 from celery_unique.exceptions import UniqueKeyError
-from celery_unique.keys import (
+from celery_unique.keys.arguments import CannotBind, parameters_of
+from celery_unique.keys.call import Call
+from celery_unique.keys.digest import key_of
+from celery_unique.keys.identity import (
     arguments_fingerprint,
     canonical_text,
     idempotency_identity,
     identity,
-    key_of,
 )
-from celery_unique.policy import UniquePolicy
+from celery_unique.policy.policy import UniquePolicy
 
 #: make test-fast tries fewer.
 EXAMPLES = int(os.environ.get("CELERY_UNIQUE_EXAMPLES", "120"))

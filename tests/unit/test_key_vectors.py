@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import rfc8785
 
-from celery_unique.keys import KEY_VERSION, key_of
+from celery_unique.keys.digest import KEY_VERSION, key_of
 from tests.vectors import generate
 
 VECTORS = {vector["name"]: vector for vector in generate.load()}

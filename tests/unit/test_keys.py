@@ -21,19 +21,18 @@ from uuid import UUID
 import pytest
 from kombu.utils.json import _encoders, register_type
 
-from celery_unique.binding import _MOST_KNOWN, _known
-from celery_unique.calls import Call
-from celery_unique.canonical import MAX_DEPTH, canonical, wire_form
 from celery_unique.exceptions import UniqueKeyError
-from celery_unique.keys import (
-    KEY_VERSION,
+from celery_unique.keys.arguments import _MOST_KNOWN, _known
+from celery_unique.keys.call import Call
+from celery_unique.keys.canonical import MAX_DEPTH, canonical, wire_form
+from celery_unique.keys.digest import KEY_VERSION, key_of
+from celery_unique.keys.identity import (
     arguments_fingerprint,
     canonical_text,
     idempotency_identity,
     identity,
-    key_of,
 )
-from celery_unique.policy import UniquePolicy
+from celery_unique.policy.policy import UniquePolicy
 
 DEFAULT = UniquePolicy()
 
@@ -555,7 +554,7 @@ def test_the_parameters_of_a_callable_are_looked_at_once(monkeypatch):
     policy = UniquePolicy(key=lambda shop_id: f"{shop_id}")
     first, second = call_of(rebuild, 7), call_of(rebuild, shop_id=8)
     assert identity(first, policy)["key"] == "7"
-    monkeypatch.delattr("celery_unique.key_templates.inspect.signature")
+    monkeypatch.delattr("celery_unique.keys.unique_key.inspect.signature")
 
     assert identity(second, policy)["key"] == "8"
 
@@ -1148,5 +1147,5 @@ def test_peers_an_argument_that_cannot_be_serialised():
 
 
 def test_making_keys_loads_no_celery():
-    assert "celery" not in vars(sys.modules["celery_unique.calls"])
-    assert "celery" not in vars(sys.modules["celery_unique.keys"])
+    assert "celery" not in vars(sys.modules["celery_unique.keys.call"])
+    assert "celery" not in vars(sys.modules["celery_unique.keys.digest"])

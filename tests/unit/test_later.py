@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from celery_unique import later
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.later import Later
+from celery_unique.stores import retry_queue as later
 from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.retry_queue import RetryQueue
 from tests.kit import eventually
 
 
@@ -29,7 +29,7 @@ def test_an_act_is_repeated_until_the_store_answers() -> None:
             raise error
         done.set()
 
-    acts = Later(MemoryStore())
+    acts = RetryQueue(MemoryStore())
     acts.retry("k", "give back", act, within_s=10)
 
     assert done.wait(20)
@@ -40,7 +40,7 @@ def test_an_act_is_given_up_after_its_time(caplog: pytest.LogCaptureFixture) -> 
     def act() -> None:
         raise StoreUnavailable("down")
 
-    acts = Later(MemoryStore())
+    acts = RetryQueue(MemoryStore())
     acts.retry("k", "give back", act, within_s=0.05)
 
     eventually(lambda: acts.waiting() == 0)
@@ -54,7 +54,7 @@ def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
         raise ZeroDivisionError
 
     done = threading.Event()
-    acts = Later(MemoryStore())
+    acts = RetryQueue(MemoryStore())
     acts.retry("k", "something broken", broken, within_s=10)
     acts.retry("k", "give back", done.set, within_s=10)
 
@@ -76,7 +76,7 @@ def away() -> None:
 
 def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -> None:
     done = threading.Event()
-    acts = Later(Sharded())
+    acts = RetryQueue(Sharded())
     acts.retry("a1", "finish on a dead shard", away, within_s=60)
     acts.retry("b1", "finish on a healthy one", done.set, within_s=60)
 
@@ -86,7 +86,7 @@ def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -
 
 def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting() -> None:
     done = threading.Event()
-    acts = Later(MemoryStore())
+    acts = RetryQueue(MemoryStore())
     acts.retry("a1", "finish of a key that takes too long", away, within_s=60)
     acts.retry("b1", "finish of another key", done.set, within_s=60)
 
@@ -103,7 +103,7 @@ def test_acts_on_one_key_stay_in_their_order() -> None:
             raise StoreUnavailable("down")
         order.append("retry")
 
-    acts = Later(Sharded())
+    acts = RetryQueue(Sharded())
     acts.retry("a1", "retry", retry, within_s=60)
     acts.retry("a1", "finish", lambda: order.append("finish"), within_s=60)
     acts.retry("b1", "finish of another", lambda: order.append("other"), within_s=60)
@@ -116,7 +116,7 @@ def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixtu
     def unreadable() -> None:
         raise UnreadableRecord("not JSON")
 
-    acts = Later(MemoryStore())
+    acts = RetryQueue(MemoryStore())
     acts.retry("a1", "finish", unreadable, within_s=60)
 
     eventually(lambda: acts.waiting() == 0)
@@ -125,7 +125,7 @@ def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixtu
 
 def test_a_thread_that_was_interrupted_before_it_started_is_started_by_the_next_act() -> None:
     """A signal may raise between the two: nothing would ever be tried again."""
-    retries = Later(MemoryStore())
+    retries = RetryQueue(MemoryStore())
     retries._thread = threading.Thread(target=retries._work)  # made, and never started
     ran = threading.Event()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_unique.leases import Leases
-from celery_unique.settings import UniqueSettings
+from celery_unique.config.leases import Leases
+from celery_unique.config.settings import UniqueSettings
 
 
 def leases(broker: str | None, **options: Any) -> Leases:

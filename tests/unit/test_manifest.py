@@ -11,7 +11,7 @@ from celery import Celery, current_app
 
 import celery_unique
 from celery_unique import ConfigurationError, manifest
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.memory import MemoryStore
 
 
@@ -45,7 +45,7 @@ def test_it_has_the_form_of_the_specification() -> None:
 def test_strength_and_mechanism_are_those_of_the_configured_store(url: str) -> None:
     address = {"memory://": "", "sqlite://": "//tmp/never-made.sqlite3"}.get(url, "h.invalid/0")
     app = make_app(store_url=url + address)
-    store = runtime_of(app).store
+    store = state_of(app).store
 
     assert manifest(app)["capabilities"]["unique_jobs"] == {
         "strength": store.guarantee,
@@ -59,7 +59,7 @@ def test_a_store_of_somebody_else_is_not_said_to_be_strong() -> None:
         mechanism = "hope"
 
     app = make_app(store_url="memory://")
-    runtime_of(app).use_store(Weak.from_url("memory://"))
+    state_of(app).use_store(Weak.from_url("memory://"))
 
     assert manifest(app)["capabilities"]["unique_jobs"] == {
         "strength": "best-effort",

@@ -12,21 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_unique import policy as policy_module
 from celery_unique.exceptions import InvalidPolicy
-from celery_unique.option_names import check_decorator_names
-from celery_unique.options import (
+from celery_unique.policy import policy as policy_module
+from celery_unique.policy.layers import PolicyLayers, override, resolve, take_call_options
+from celery_unique.policy.option_names import (
     CALL_ONLY,
     OPTION_FIELDS,
     TASK_OPTIONS,
-    PolicyLayers,
+    check_decorator_names,
     check_names,
-    override,
-    resolve,
-    take_call_options,
 )
-from celery_unique.policy import UniquePolicy
-from celery_unique.states import LIVE, STATES
+from celery_unique.policy.policy import UniquePolicy
+from celery_unique.policy.states import LIVE, STATES
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from celery_unique.calls import Call
 from celery_unique.exceptions import UniqueKeyError
-from celery_unique.keys import canonical_text, identity, text_of
-from celery_unique.plain_calls import text_of_plain
-from celery_unique.policy import UniquePolicy
+from celery_unique.keys.call import Call
+from celery_unique.keys.fast_path import text_of_plain
+from celery_unique.keys.identity import canonical_text, identity, text_of
+from celery_unique.policy.policy import UniquePolicy
 from tests.vectors import generate
 
 #: make test-fast tries fewer.

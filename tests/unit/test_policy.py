@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_unique import policy as policy_module
 from celery_unique.exceptions import InvalidPolicy, UniquePolicyWarning
-from celery_unique.policy import UniquePolicy
-from celery_unique.policy_fields import CHECKS, DEFAULTS, OPTION_OF
-from celery_unique.states import GROUPS, LIVE, STATES, TERMINAL, explain_gaps
+from celery_unique.policy import policy as policy_module
+from celery_unique.policy.fields import CHECKS, DEFAULTS, OPTION_OF
+from celery_unique.policy.policy import UniquePolicy
+from celery_unique.policy.states import GROUPS, LIVE, STATES, TERMINAL, explain_gaps
 
 
 @pytest.fixture(autouse=True)

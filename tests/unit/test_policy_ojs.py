@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_unique import policy as policy_module
-from celery_unique.durations import LONGEST, SHORTEST
 from celery_unique.exceptions import InvalidPolicy, UniquePolicyWarning
-from celery_unique.options import override
-from celery_unique.policy import UniquePolicy
-from celery_unique.states import LIVE, STATES
+from celery_unique.policy import policy as policy_module
+from celery_unique.policy.durations import LONGEST, SHORTEST
+from celery_unique.policy.layers import override
+from celery_unique.policy.policy import UniquePolicy
+from celery_unique.policy.states import LIVE, STATES
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:states .* have gaps:celery_unique.exceptions.UniquePolicyWarning"

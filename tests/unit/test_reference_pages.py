@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from celery_unique import exceptions
+from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS
 from celery_unique.exceptions import CeleryUniqueError
-from celery_unique.options import CALL_ONLY, OPTION_FIELDS
-from celery_unique.policy_fields import CONFLICT_STRATEGIES, DIMENSIONS, IDENTITY_STRATEGIES
-from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS
-from celery_unique.states import GROUPS, STATES
+from celery_unique.policy.fields import CONFLICT_STRATEGIES, DIMENSIONS, IDENTITY_STRATEGIES
+from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS
+from celery_unique.policy.states import GROUPS, STATES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery.worker import state as worker_state
 
+from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
-from celery_unique.holding import Holding
-from celery_unique.leases import Leases
 from celery_unique.stores.base import Claim, Held
 from celery_unique.stores.memory import MemoryStore
+from celery_unique.worker.lock_client import WorkerLockClient
 from celery_unique.worker.renewal import Renewer
 
 KEY = "1:00"
@@ -25,11 +25,16 @@ LEASES = Leases(
 LOCK = LockHeader("a", KEY, delivery="here/1/boot/1")
 
 
+def renewer(holding: WorkerLockClient) -> Renewer:
+    app_state: Any = SimpleNamespace(part=lambda _: holding, leases=holding.leases)
+    return Renewer(app_state, SimpleNamespace())
+
+
 @pytest.fixture
-def holding() -> Holding:
+def holding() -> WorkerLockClient:
     store = MemoryStore()
     store.acquire(KEY, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
-    return Holding(SimpleNamespace(), store, store, LEASES)
+    return WorkerLockClient(SimpleNamespace(), store, store, LEASES)
 
 
 class RequestStub(SimpleNamespace):
@@ -55,27 +60,27 @@ def request_() -> Any:
     return request
 
 
-def lease_left_ms(holding: Holding) -> int:
+def lease_left_ms(holding: WorkerLockClient) -> int:
     record, now = holding.store.read(KEY)
     return record.tasks["a"].lease - now
 
 
 def test_a_task_that_starts_while_leases_are_renewed_keeps_its_own(
-    holding: Holding, request_: Any
+    holding: WorkerLockClient, request_: Any
 ) -> None:
     """The store has let it run, and the worker is yet to hear of it: killed now, it must not leave
     a key that is held for a day by a message that is acknowledged."""
     holding.start(LOCK, "shop.rebuild", LOCK.delivery, acks_late=False)
 
-    Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+    renewer(holding).renew_once()
 
     assert lease_left_ms(holding) <= LEASES.run_ms
 
 
 def test_a_message_that_waits_in_a_worker_is_held_for_as_long_as_one_in_the_queue(
-    holding: Holding, request_: Any
+    holding: WorkerLockClient, request_: Any
 ) -> None:
-    Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+    renewer(holding).renew_once()
 
     assert lease_left_ms(holding) > LEASES.queue_ms - 10_000
 
@@ -98,7 +103,7 @@ class OneBadKey(MemoryStore):
 
 def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
     store = OneBadKey()
-    holding = Holding(SimpleNamespace(), store, store, LEASES)
+    holding = WorkerLockClient(SimpleNamespace(), store, store, LEASES)
     keys = [f"1:{n}" for n in range(250)]
     keys.insert(130, store.bad)
     requests = []
@@ -113,7 +118,7 @@ def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
     store.clock_offset_ms = LEASES.run_ms // 2
 
     with pytest.raises(StoreUnavailable):
-        Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+        renewer(holding).renew_once()
 
     left = {}
     for key in keys:
@@ -124,7 +129,9 @@ def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
     assert len(store.asked) < 25  # halves, not one by one
 
 
-def test_what_runs_is_renewed_before_what_only_waits(holding: Holding, request_: Any) -> None:
+def test_what_runs_is_renewed_before_what_only_waits(
+    holding: WorkerLockClient, request_: Any
+) -> None:
     store = OneBadKey()
     holding.store = store
     running = RequestStub(
@@ -136,6 +143,6 @@ def test_what_runs_is_renewed_before_what_only_waits(holding: Holding, request_:
     )
     worker_state.reserved_requests.add(running)
 
-    Renewer(SimpleNamespace(holding=holding), SimpleNamespace()).renew_once()
+    renewer(holding).renew_once()
 
     assert store.asked == [["1:runs"], [KEY]]

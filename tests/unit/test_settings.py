@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_unique import settings as settings_module
-from celery_unique.exceptions import ConfigurationError, UniqueSettingsWarning
-from celery_unique.options import OPTION_FIELDS
-from celery_unique.settings import (
+from celery_unique.config import settings as settings_module
+from celery_unique.config.settings import (
     DEFAULT_SETTINGS,
     SETTINGS,
     UniqueSettings,
@@ -25,7 +23,9 @@ from celery_unique.settings import (
     read_settings,
     warn_unknown_settings,
 )
-from celery_unique.states import STATES
+from celery_unique.exceptions import ConfigurationError, UniqueSettingsWarning
+from celery_unique.policy.option_names import OPTION_FIELDS
+from celery_unique.policy.states import STATES
 
 
 @pytest.fixture(autouse=True)
@@ -372,7 +372,7 @@ def test_a_wrong_name_given_by_hand_is_an_error(name: str, meant: str) -> None:
 
 def test_importing_policies_options_and_settings_loads_nothing_slow() -> None:
     code = (
-        "import sys, celery_unique.settings, celery_unique.store_url; "
+        "import sys, celery_unique.config.settings, celery_unique.config.store_url; "
         "print({'celery', 'kombu', 'isodate', 'difflib', 'redis'} & sys.modules.keys())"
     )
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_unique.config.settings import UniqueSettings, read_settings
+from celery_unique.config.store_url import store_url
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.settings import UniqueSettings, read_settings
-from celery_unique.store_url import store_url
 
 
 def url_of(**conf: Any) -> tuple[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_unique.leases import Leases
+from celery_unique.config.leases import Leases
 from celery_unique.stores.base import Claim
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.worker import renewal
@@ -26,7 +26,7 @@ def store() -> MemoryStore:
 
 
 def sweep_once(store: MemoryStore) -> None:
-    runtime = SimpleNamespace(holding=SimpleNamespace(store=store, leases=LEASES))
+    runtime = SimpleNamespace(part=lambda _: SimpleNamespace(store=store), leases=LEASES)
     renewal.Renewer(runtime, worker=None)._maybe_sweep()
 
 

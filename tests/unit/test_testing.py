@@ -10,13 +10,8 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique.runtime import runtime_of
-from celery_unique.testing import (
-    UniqueLocks,
-    assert_created,
-    assert_duplicate,
-    locks_in_memory,
-)
+from celery_unique.config.app_state import state_of
+from celery_unique.testing import UniqueLocks, assert_created, assert_duplicate, locks_in_memory
 
 pytest_plugins = ["pytester"]
 
@@ -75,7 +70,7 @@ def test_each_test_begins_empty_and_the_store_of_the_settings_is_back_afterwards
         with locks_in_memory(app):
             assert_created(app.tasks["rebuild"].delay(7))
 
-    assert type(runtime_of(app).store).__name__ == "RedisStore"
+    assert type(state_of(app).store).__name__ == "RedisStore"
 
 
 @pytest.mark.parametrize("by", [600, timedelta(minutes=10), "PT10M"])

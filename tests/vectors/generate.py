@@ -24,12 +24,18 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from celery_unique.arguments import all_arguments
-from celery_unique.calls import Call
-from celery_unique.identities import Identity, identify
-from celery_unique.keys import canonical_text, idempotency_identity, identity, key_of
-from celery_unique.policy import UniquePolicy
-from celery_unique.settings import UniqueSettings
+from celery_unique.config.settings import UniqueSettings
+from celery_unique.keys.arguments import all_arguments
+from celery_unique.keys.call import Call
+from celery_unique.keys.digest import key_of
+from celery_unique.keys.identity import (
+    Identity,
+    canonical_text,
+    idempotency_identity,
+    identify,
+    identity,
+)
+from celery_unique.policy.policy import UniquePolicy
 
 FILE = Path(__file__).parent / "keys.json"
 NAMES = {
@@ -63,7 +69,9 @@ def identity_of(vector: dict[str, Any]) -> Identity:
         key_secret=None if secret is None else secret.encode(),
         idempotency_scope=vector.get("scope", "task"),
     )
-    return identify(call_of(vector), policy_of(vector), settings)
+    return identify(
+        call_of(vector), policy_of(vector), settings.key_secret, settings.idempotency_scope
+    )
 
 
 def found_of(vector: dict[str, Any]) -> dict[str, str]:

@@ -21,18 +21,18 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
+from celery_unique.config.app_state import AppState, state_of
+from celery_unique.config.leases import moment_of
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import holders_of
-from celery_unique.operations.selecting import is_key
-from celery_unique.runtime import Runtime, runtime_of
-from celery_unique.timing import moment_of
+from celery_unique.operations.select import is_key
 
-from .listing import Found, find
+from .admin_page import Row, filters, headers, page_links, read_query, row_of
+from .admin_release import let_go, read_selection
+from .admin_results import ResultLinks
+from .admin_search import Found, find
+from .celery_app import project_app
 from .models import Lock
-from .pages import Row, filters, headers, page_links, read_query, row_of
-from .project import project_app
-from .releasing import let_go, read_selection
-from .results import ResultLinks
 
 View = Callable[..., HttpResponse]
 
@@ -87,7 +87,7 @@ class LockAdmin(admin.ModelAdmin):
     @_guarded
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         wanted = read_query(request.GET)
-        found = find(_runtime(), wanted)
+        found = find(_app_state(), wanted)
         context = {
             "wanted": wanted,
             "found": found,
@@ -103,7 +103,7 @@ class LockAdmin(admin.ModelAdmin):
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         key, locks, now = unquote(object_id), [], 0
         if is_key(key):
-            record, now = _runtime().store.read(key)
+            record, now = _app_state().store.read(key)
             locks = holders_of(key, record, now)
         if not locks:
             messages.warning(request, "That lock is not there any more: its key is free.")
@@ -118,10 +118,10 @@ class LockAdmin(admin.ModelAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not self.has_release_permission(request):
             raise PermissionDenied
-        runtime = _runtime()
-        locks, gone = read_selection(runtime, request.POST.getlist("lock"))
+        app_state = _app_state()
+        locks, gone = read_selection(app_state, request.POST.getlist("lock"))
         if request.POST.get("confirm") == "yes":
-            released = [lock for lock in locks if let_go(runtime, lock)]
+            released = [lock for lock in locks if let_go(app_state, lock)]
             for lock in released:
                 entry = Lock(key=lock.key, task_name=lock.task_name, task_id=lock.task_id)
                 self.log_change(request, entry, "Released.")
@@ -177,8 +177,8 @@ class LockAdmin(admin.ModelAdmin):
             messages.warning(request, "No lock was selected.")
 
 
-def _runtime() -> Runtime:
-    return runtime_of(project_app())
+def _app_state() -> AppState:
+    return state_of(project_app())
 
 
 def _locks(number: int) -> str:

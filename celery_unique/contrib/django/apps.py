@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import register
 
-from .project import install_in_apps
+from .celery_app import install_in_apps
 
 
 class CeleryUniqueConfig(AppConfig):

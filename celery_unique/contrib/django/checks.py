@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  Django's name
 
-from celery_unique.exceptions import ConfigurationError
-from celery_unique.messages import nearest
-from celery_unique.settings import DEFAULT_SETTINGS, SETTINGS, read_settings
-from celery_unique.store_url import store_url
+from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS, read_settings
+from celery_unique.config.store_url import store_url
+from celery_unique.exceptions import ConfigurationError, nearest
 from celery_unique.stores import open_store
 
-from .project import project_app
+from .celery_app import project_app
 
 PREFIX = "CELERY_UNIQUE_"
 _NAMES = (*SETTINGS, *DEFAULT_SETTINGS)

@@ -10,11 +10,11 @@ milliseconds. It first forgets what has lapsed, then changes the record in place
 
 from __future__ import annotations
 
-from .admitting import acquire
-from .following import complete_follower, follow, followers_of
-from .orphans import promote, reap
-from .publishing import cancel, confirm, give_back, help_holder, release
-from .running import finish, forget, renew, retry, settle, start
+from .acquire import acquire
+from .confirm import cancel, confirm, give_back, help_holder, release
+from .followers import complete_follower, follow, followers_of
+from .reap import promote, reap
+from .run import finish, forget, renew, retry, settle, start
 
 __all__ = [
     "acquire",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl, unquote
 
-from celery_unique.exceptions import ConfigurationError
-from celery_unique.messages import install_command, one_of, shown, suggestion
+from celery_unique.exceptions import ConfigurationError, install_command, one_of, shown, suggestion
 
 SETTING = "unique_store_url"
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores.base import LockStore
 
-from .aliases import (
-    SETTING,
-    alias_of,
-    check_alias,
-    missing_package,
-    refused,
-    settings_missing,
-)
+from .aliases import SETTING, alias_of, check_alias, missing_package, refused, settings_missing
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

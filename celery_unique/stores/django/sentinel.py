@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
-from celery_unique.stores.redis.address import Address, address_with
+from celery_unique.stores.redis.url import Address, address_with
 
 from .aliases import refused
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 try:
     import redis as _redis  # noqa: F401
 except ImportError as error:
-    from celery_unique.exceptions import ConfigurationError
-    from celery_unique.messages import install_command
+    from celery_unique.exceptions import ConfigurationError, install_command
 
     raise ConfigurationError(
         "unique_store_url: a lock store on Redis, which a Redis broker or result backend is taken "

@@ -1,20 +1,290 @@
-"""Locks on a Redis Cluster: every key on the node that owns its slot at the moment."""
+"""The nodes of a cluster: who owns which slot, and how that is learned."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores.record import Record
 
-from .acting import BATCH
-from .cluster_nodes import ClusterConnections
-from .connections import Connections
-from .moving_store import MovingStore
-from .recent import Recent
-from .server_groups import Cluster, cluster_of
+from .commands import BATCH
+from .connections import Command, ConnectFailed, Connections
+from .failover_connections import Asked, MovingConnections, MovingStore
+from .scripts import ACQUIRE, RECORD_ONLY
+from .store import Recent
+from .url import Cluster, cluster_of
+
+#: Commands without a key: any node can answer them.
+KEYLESS = frozenset({"TIME", "PING", "SCAN"})
+SCRIPTED = frozenset({"EVAL", "EVALSHA"})
+#: Not carried out: nobody has the slot at the moment.
+NOT_NOW = frozenset({"CLUSTERDOWN", "MASTERDOWN"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The slots as one node saw them. Nodes are named by host and port."""
+
+    owners: list[str]  # by slot; empty: nobody
+    replicas: dict[str, list[str]]  # by owner
+
+    def primaries(self) -> list[str]:
+        return list(self.replicas)
+
+    def nodes(self) -> list[str]:
+        return [*self.replicas, *(each for found in self.replicas.values() for each in found)]
+
+    def failed_over_to(self, now: _Slots) -> set[tuple[str, str]]:
+        """Owners whose slots are now a replica's of theirs; other slots were only moved."""
+        pairs = set(zip(self.owners, now.owners, strict=True))
+        return {(old, new) for old, new in pairs if old and new in self.replicas[old]}
+
+
+class ClusterConnections(MovingConnections):
+    """Every command goes to the owner of its key's slot; several nodes are asked at once."""
+
+    kind = "Redis Cluster at"
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        super().__init__(cluster.label, timeout_s)
+        self._seeds = cluster.seeds
+        self._nodes: dict[str, Connections] = {}
+        self._slots: _Slots | None = None
+        self._moved: dict[int, str] = {}  # what redirections said since
+        self._is_stale = False
+        self._suspects: set[str] = set()
+
+    # -- where a command goes ----------------------------------------------------
+
+    def places(
+        self, asked: Sequence[Asked], deadline: float
+    ) -> list[tuple[Connections, list[Asked]]]:
+        slots = self._known(deadline)
+        by_node: dict[str, list[Asked]] = defaultdict(list)
+        node = ""
+        for each in reversed(asked):  # a command without a key goes with the next one that has
+            try:
+                node = self._node_of(each, slots) or node or slots.primaries()[0]
+            except ConnectFailed as error:
+                each.reason = error
+            else:
+                by_node[node].append(each)
+        return [(self._node(name), commands[::-1]) for name, commands in by_node.items()]
+
+    def _node_of(self, asked: Asked, slots: _Slots) -> str:
+        server = asked.pinned or asked.server
+        if server is not None:
+            return _name_of(server)
+        key = _key_in(asked.command)
+        return "" if key is None else self._owner(key, slots)
+
+    def _owner(self, key: str, slots: _Slots) -> str:
+        slot = key_slot(key.encode())
+        owner = self._moved.get(slot) or slots.owners[slot]
+        if not owner:
+            self._is_stale = True
+            raise ConnectFailed(f"no node owns slot {slot}") from ClusterDownError(
+                "the cluster does not cover all slots"
+            )
+        return owner
+
+    def owner_of(self, name: str) -> str:
+        """The node that has this key, as far as it is known without asking; else empty."""
+        slots = self._slots
+        if slots is None:
+            return ""
+        slot = key_slot(name.encode())
+        return self._moved.get(slot) or slots.owners[slot]
+
+    def by_node(self, keys: Sequence[str], name_of: Callable[[str], str]) -> list[list[str]]:
+        """The keys whose records lie on one node, for each node."""
+        found: dict[str, list[str]] = defaultdict(list)
+        with self.told_as_unavailable():
+            slots = self._known(monotonic() + self.timeout_s)
+            for key in keys:
+                found[self._owner(name_of(key), slots)].append(key)
+        return list(found.values())
+
+    # -- what replies say of it ----------------------------------------------------
+
+    def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
+        if not isinstance(reply, ResponseError):
+            return False
+        word, slot, host, port = _redirection(reply)
+        # A node that does not know its own name means the one by which it was reached.
+        node = _name(host or _host_of(server), port)
+        if word == "ASK":
+            asked.server, asked.asking = self._node(node), True
+            return True
+        if word == "NEEDSKEYS" and asked.whole is not None:
+            _name_only(asked, int(str(reply).split(" ")[1]))
+        elif word == "TRYAGAIN":
+            _name_fewer_keys(asked)
+        elif word == "MOVED":
+            self._moved[slot] = node
+        elif word not in NOT_NOW:
+            return False
+        self._is_stale = True
+        asked.server, asked.asking = None, False
+        return True
+
+    def suspect(self, server: Connections) -> None:
+        server.close()
+        self._suspects.add(_name_of(server))
+        self._is_stale = True
+
+    # -- learning the slots ----------------------------------------------------------
+
+    def primaries(self, deadline: float) -> list[Connections]:
+        self._is_stale = True
+        return [self._node(name) for name in self._known(deadline).primaries()]
+
+    def _known(self, deadline: float) -> _Slots:
+        slots = self._slots
+        if slots is None or self._is_stale:
+            self._is_stale = False
+            slots = self._learn(deadline)
+        return slots
+
+    def _learn(self, deadline: float) -> _Slots:
+        """Ask one node after another, first those that seem to be alive."""
+        problem: Exception | None = None
+        for node in self._to_ask():
+            # A node that hangs must leave time for the others and for the act.
+            until = min(deadline, monotonic() + self.timeout_s / 4)
+            try:
+                slots = _slots_of(node.ask(("CLUSTER", "SLOTS"), until), _host_of(node))
+            except (RedisError, OSError) as error:
+                problem = problem if isinstance(problem, ResponseError) else error
+                continue
+            if slots.replicas:
+                self._take_over(slots)
+                return slots
+        self._is_stale = True
+        raise problem or ConnectFailed("no node knows who owns the slots")
+
+    def _to_ask(self) -> list[Connections]:
+        # Where the last redirection led is the best informed.
+        names = list(self._moved.values())[::-1]
+        names += self._slots.nodes() if self._slots else ()
+        names += [_name_of_address(seed.options) for seed in self._seeds]
+        names = list(dict.fromkeys(names))
+        names.sort(key=lambda name: name in self._suspects)
+        return [self._node(name) for name in names]
+
+    def _take_over(self, slots: _Slots) -> None:
+        before, self._slots = self._slots, slots
+        self._moved = {}
+        self._suspects = set()
+        for old, new in before.failed_over_to(slots) if before else ():
+            self.failovers.notice(old, new)
+
+    def _node(self, name: str) -> Connections:
+        node = self._nodes.get(name)
+        if node is None:
+            host, _, port = name.rpartition(":")
+            address = self._seeds[0].at(host, int(port))
+            # Two threads may make it at once: the same one for both.
+            node = self._nodes.setdefault(name, Connections(address, self.timeout_s))
+        return node
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def conceal(self, text: str) -> str:
+        return self._seeds[0].conceal(text)
+
+
+def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
+    """The word that the reply begins with, and for MOVED and ASK the slot, host and port.
+
+    Newer redis-py makes a class of the word and takes it from the text.
+    """
+    if isinstance(reply, AskError):
+        word = "MOVED" if isinstance(reply, MovedError) else "ASK"
+        return word, reply.slot_id, reply.host, reply.port
+    if isinstance(reply, TryAgainError):
+        return "TRYAGAIN", 0, "", 0
+    if isinstance(reply, ClusterDownError):
+        return "CLUSTERDOWN", 0, "", 0
+    word, *facts = str(reply).split(" ")
+    if word not in ("MOVED", "ASK"):
+        return word, 0, "", 0
+    host, _, port = facts[1].rpartition(":")
+    return word, int(facts[0]), host, int(port)
+
+
+def _name_fewer_keys(asked: Asked) -> None:
+    """In a slot that is being moved, keys that do not exist must not be named beside others.
+
+    A key without followers and with few marks, which is nearly every one, has only its record. An
+    act that is about followers needs them named, but hardly ever the marks beside the record.
+    """
+    whole = asked.whole or asked.command
+    name, script, number, *rest = whole
+    if name not in SCRIPTED or number != 4:
+        return
+    asked.whole = whole
+    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-3] != ""
+    _name_only(asked, 1 if script in RECORD_ONLY and not adds_a_follower else 3)
+
+
+def _name_only(asked: Asked, number: int) -> None:
+    """The keys that exist, as the script has said: with the record the marks beside it, or the
+    followers and the due set, or all of them."""
+    name, script, _, record, followers, due, marks, *rest = asked.whole or asked.command
+    some = {1: (record,), 2: (record, marks), 3: (record, followers, due)}
+    keys = some.get(number, (record, followers, due, marks))
+    asked.command = (name, script, len(keys), *keys, *rest)
+
+
+def _key_in(command: Command) -> str | None:
+    if command[0] in SCRIPTED:
+        return str(command[3])
+    return None if command[0] in KEYLESS else str(command[1])
+
+
+def _slots_of(reply: list[Any], asked_host: str) -> _Slots:
+    owners = [""] * REDIS_CLUSTER_HASH_SLOTS
+    replicas: dict[str, list[str]] = {}
+    for first, last, *nodes in reply:
+        # Without a name, a node is reached at the host that was asked.
+        owner, *others = [_name((each[0] or b"").decode() or asked_host, each[1]) for each in nodes]
+        owners[first : last + 1] = [owner] * (last + 1 - first)
+        replicas.setdefault(owner, others)
+    return _Slots(owners, replicas)
+
+
+def _name(host: str, port: int) -> str:
+    return f"{host}:{port}"
+
+
+def _name_of(server: Connections) -> str:
+    return _name_of_address(server.address.options)
+
+
+def _name_of_address(options: dict[str, Any]) -> str:
+    return _name(options.get("host") or "localhost", options.get("port") or 6379)
+
+
+def _host_of(server: Connections) -> str:
+    return str(server.address.options.get("host") or "localhost")
 
 
 class ClusterStore(MovingStore):

@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as TimedOut
 
 from celery_unique.exceptions import StoreUnavailable
 
-from .address import Address, Connection
+from .url import Address, Connection
 
 pack_command: Callable[[Command], bytes] | None
 try:

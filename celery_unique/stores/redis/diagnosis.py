@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from celery_unique.stores.diagnosis import Diagnosis, Finding
-from celery_unique.stores.failing_over import ServerFacts
+from celery_unique.stores.failover import ServerFacts
 
 from .connections import Command
 

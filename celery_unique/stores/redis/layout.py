@@ -23,8 +23,8 @@ import zlib
 from typing import NamedTuple
 from urllib.parse import quote
 
-from celery_unique.stores.following import Following, typed
 from celery_unique.stores.record import BESIDE, Mark, Record, TaskEntry
+from celery_unique.stores.record_followers import Following, typed
 
 #: Part of the key version: a key, and what later belongs to it, share one cluster slot.
 BUCKETS = 64

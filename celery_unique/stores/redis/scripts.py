@@ -1,4 +1,4 @@
-"""The acts as Lua, one file each in ``stores/lua``, with a common prelude."""
+"""The acts as Lua, one file each in ``lua/``, with a common prelude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_DIRECTORY = Path(__file__).parent.parent / "lua"
+_DIRECTORY = Path(__file__).parent / "lua"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,9 @@ from typing import Any
 from redis.exceptions import MasterDownError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as TimedOut
 
-from .address import Connection
 from .connections import ConnectFailed, Connections
-from .moving import Asked, MovingConnections
-from .moving_store import MovingStore
-from .server_groups import Sentinels, sentinels_of
+from .failover_connections import Asked, MovingConnections, MovingStore
+from .url import Connection, Sentinels, sentinels_of
 
 #: With these a server says that it is no primary, or has lost its replicas. Nothing was carried
 #: out. In the text too: Redis 6.2 wraps what a command inside a script is refused with.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
@@ -24,17 +25,16 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.following import UNREADABLE
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
+from celery_unique.stores.record_followers import UNREADABLE
 
 from . import diagnosis, scripts
-from .acting import BATCH, is_about_the_record
-from .address import Address, address_of
+from .commands import BATCH, is_about_the_record
 from .connections import Command, Connections, Exchanging
-from .following import RedisFollowing
+from .followers import RedisFollowing
 from .layout import Layout, record_of
-from .one_way import OneWay
-from .recent import Recent
+from .url import Address, address_of
+from .write_behind import WriteBehindBuffer
 
 
 class RedisStore(RedisFollowing):
@@ -56,7 +56,7 @@ class RedisStore(RedisFollowing):
         self._address = address
         self._layout = Layout(namespace, key_prefix)
         self._connections: Exchanging = connections or Connections(address, timeout_s)
-        self._one_way = OneWay(self._connections)
+        self._one_way = WriteBehindBuffer(self._connections)
         where = f"{self._connections.label} {self._layout.pattern}"
         self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
 
@@ -379,3 +379,22 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
     if joined:
         outcome = joined.decode()
     return Acquired(outcome, holder, now)
+
+
+#: SCAN tells of a key again when the server shrinks its tables, and mostly soon after.
+MOST = 100_000
+
+
+class Recent:
+    """As a set, of the last ones that were added."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def update(self, keys: Iterable[str]) -> None:
+        self._keys.update(dict.fromkeys(keys))
+        while len(self._keys) > MOST:
+            self._keys.popitem(last=False)

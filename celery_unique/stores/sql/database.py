@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery_unique.exceptions import StoreUnavailable
 
-from .deadline import Deadline
-from .drivers import make_engine
+from .engine import Deadline, make_engine
 from .errors import explain, is_busy, is_create_race, is_missing_table
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import CursorResult
     from sqlalchemy.exc import SQLAlchemyError
 
-    from .options import Options
+    from .url import Options
 
 Result = TypeVar("Result")
 

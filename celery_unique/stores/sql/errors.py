@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .options import Options
-
+    from .url import Options
 
 #: Codes of MariaDB and MySQL.
 DEADLOCK, LOCK_WAIT_OVER, CHANGED_SINCE_READ = 1213, 1205, 1020

@@ -6,7 +6,8 @@ import json
 from collections.abc import ItemsView, Iterator, MutableMapping
 from typing import Any
 
-from ..following import Joined
+from celery_unique.stores.record_followers import Joined
+
 from .database import Session
 from .statements import Statements
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..record import LONGEST_ID, Mark
+from celery_unique.stores.record import LONGEST_ID, Mark
+
 from .database import Session
 from .statements import Statements
 

@@ -13,10 +13,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from .. import acts
-from ..base import Claim
-from ..following import typed
-from ..record import Record, TaskEntry
+from celery_unique.stores import acts
+from celery_unique.stores.base import Claim
+from celery_unique.stores.record import Record, TaskEntry
+from celery_unique.stores.record_followers import typed
 
 #: ``holder_state`` of a record for which the state alone tells nothing.
 NO_SOLE_HOLDER = "-"

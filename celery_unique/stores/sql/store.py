@@ -21,22 +21,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores import acts
+from celery_unique.stores.base import Acquired, Claim, Finish, Guarantee
+from celery_unique.stores.diagnosis import Diagnosis
+from celery_unique.stores.fire_and_forget import FireAndForgetQueue
+from celery_unique.stores.record import Record
+from celery_unique.stores.record_followers import KEPT_MS, UNREADABLE, unreadable
+from celery_unique.stores.record_store import RecordedStore
 
-from .. import acts
-from ..base import Acquired, Claim, Finish, Guarantee
-from ..following import KEPT_MS, UNREADABLE, unreadable
-from ..one_way import OneWay
-from ..record import Record
-from ..recorded import RecordedStore
 from .database import Database, Session
-from .diagnosis import Diagnosis, diagnose
-from .dialects import DIALECTS
+from .diagnosis import diagnose
 from .followers import FollowerRows
 from .marks import MarkRows
-from .mysql_statements import MySqlStatements
-from .options import Options, read_options
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
-from .statements import Statements
+from .statements import DIALECTS, Statements
+from .statements_mysql import MySqlStatements
+from .url import Options, read_options
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -71,7 +71,7 @@ class SqlStore(RecordedStore):
         statements = MySqlStatements if dialect.name == "mysql" else Statements
         self._statements = statements(dialect, options.table)
         self._database = Database(options, self._statements.ddl())
-        self._one_way = OneWay(options.timeout_s)
+        self._one_way = FireAndForgetQueue(options.timeout_s)
 
     @classmethod
     def from_url(

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, states
 
-from celery_unique.holding import Holding
+from celery_unique.worker.lock_client import WorkerLockClient
 
 #: Before which step it dies.
 DIES_BEFORE = "FAULTS_DIES_BEFORE"
@@ -22,7 +22,7 @@ def die_in_time(app: Celery) -> None:
     if step == RESULT:
         _die_before_the_result(type(app.backend))
     elif step == SETTLING:
-        Holding.settle = _die  # type: ignore[method-assign]
+        WorkerLockClient.settle = _die  # type: ignore[method-assign]
 
 
 def _die_before_the_result(backend: Any) -> None:

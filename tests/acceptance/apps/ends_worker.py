@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from celery_unique import signals
+from celery_unique import reporting as signals
 
 from .ends import make_app
 

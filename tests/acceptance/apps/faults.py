@@ -16,7 +16,8 @@ from kombu.asynchronous import Hub
 from kombu.transport import redis as redis_transport
 
 import celery_unique
-from celery_unique import breaker, leases
+from celery_unique.config import leases
+from celery_unique.stores import circuit_breaker as breaker
 from tests.kit.patience import PATIENT
 
 from .props import Props

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from celery_unique import signals
+from celery_unique import reporting as signals
 
 from .dying import die_in_time
 from .faults import make_app

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 
 import celery_unique
-from celery_unique import keys
+from celery_unique.keys import digest as keys
 from tests.kit.patience import PATIENT
 
 #: ``conf`` for the app; ``installed``: whether it knows the library; ``key_version``.

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.signals import task_revoked
 
-from celery_unique import signals
+from celery_unique import reporting as signals
 
 from .replacing import make_app
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_unique import completing, sharing
-from celery_unique.holding import Holding
+from celery_unique.followers import complete as completing
+from celery_unique.followers import complete as sharing
+from celery_unique.worker.lock_client import WorkerLockClient
 
 #: How many followers a worker completes before it dies.
 DIES_AT = "CANVAS_DIES_AT"
@@ -31,7 +32,7 @@ DIES_FOLLOWING = "CANVAS_DIES_FOLLOWING"
 def die_in_time() -> None:
     """Where the environment asks for it."""
     if DIES_FOLLOWING in os.environ:
-        Holding.follow = then_die(Holding.follow)
+        WorkerLockClient.follow = then_die(WorkerLockClient.follow)
     if DIES_AT not in os.environ:
         return
     dies_at, when = int(os.environ[DIES_AT]), os.environ[DIES]

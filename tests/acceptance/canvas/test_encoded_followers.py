@@ -11,9 +11,9 @@ import pytest
 from celery import Celery, chain, chord
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
-from celery_unique.followers import FollowerCall
-from celery_unique.runtime import runtime_of
+from celery_unique.followers.call import FollowerCall
 from tests.acceptance.canvas import codecs
 from tests.acceptance.canvas.shapes import Cast
 from tests.acceptance.canvas.stage import CanvasStage
@@ -129,7 +129,7 @@ def test_what_was_stored_before_the_codec_was_set_is_read() -> None:
 
     work.delay(SECRET)
     work.apply_async((SECRET,), task_id="follower")
-    runtime = runtime_of(app)
+    runtime = state_of(app)
     [(key, _)] = runtime.store.walk()
     [(_, follower)] = runtime.store.followers(key)
     call = FollowerCall.loads(app, follower.message, codecs.fernet)

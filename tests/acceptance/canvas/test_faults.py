@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
+from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
-from celery_unique.runtime import runtime_of
 from celery_unique.stores.base import Claim
 from celery_unique.stores.record import letters
 from tests.acceptance.canvas.dying import DIES, DIES_AT
@@ -101,7 +101,7 @@ def test_all_of_fifty_chords_complete_whose_members_follow_a_killed_task(
     values = [get(result) for result in chords]
     assert values == [sorted([str(n), "held"]) for n in range(50)], stage.log()[-8000:]
     assert c.runs == 2, "one of the followers was run, and the others got its result"
-    eventually(lambda: runtime_of(c.app).store.followers(key_of(c, "hold")) == [])
+    eventually(lambda: state_of(c.app).store.followers(key_of(c, "hold")) == [])
 
 
 # -- its worker dies while it completes followers -----------------------------------------
@@ -124,7 +124,7 @@ class Scene:
 
     @property
     def followers_left(self) -> int:
-        return len(runtime_of(self.cast.app).store.followers(key_of(self.cast, self.task)))
+        return len(state_of(self.cast.app).store.followers(key_of(self.cast, self.task)))
 
     def values(self) -> list[Any]:
         """What all came to, once nobody has anything left to do for them."""
@@ -284,7 +284,7 @@ class RandomDeath:
 
 def test_followers_of_a_task_whose_publisher_died_are_run(stage: CanvasStage) -> None:
     c = cast_of(stage)
-    runtime = runtime_of(c.app)
+    runtime = state_of(c.app)
     key = key_of(c, "work")
     policy = runtime.policies.of("unique.work", c.work, {}, runtime.settings.app_defaults)[0]
     claim = Claim(uuid.uuid4().hex, "unique.work", letters(policy.states), 1000)
@@ -402,4 +402,4 @@ def test_followers_of_a_task_that_is_acknowledged_late(stage: CanvasStage) -> No
 
 
 def key_of(c: Cast, task: str) -> str:
-    return key_of_call(runtime_of(c.app), f"unique.{task}", (c.tag,), None)
+    return key_of_call(state_of(c.app), f"unique.{task}", (c.tag,), None)

@@ -9,8 +9,8 @@ import pytest
 from celery import chain, chord
 from celery import exceptions as celery_exceptions
 
+from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
-from celery_unique.runtime import runtime_of
 from tests.acceptance.canvas.shapes import Cast
 from tests.acceptance.canvas.stage import CanvasStage
 from tests.kit import RedisServer, eventually
@@ -75,7 +75,7 @@ def get(result: Any) -> Any:
 
 
 def key_of(c: Cast, task: str) -> str:
-    return key_of_call(runtime_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
+    return key_of_call(state_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
 
 
 def wait_until_the_worker_has_looked(server: RedisServer) -> None:
@@ -109,7 +109,7 @@ def test_chord_completes_although_the_store_loses_the_followers_of_a_task_that_r
     assert ended == ["held", ["5", "held"], ["6", "held"]], stage.log()[-8000:]
     assert c.runs == 1, "they get the stored result"
     stage.workers[0].wait_for_log("the lock store has lost that it follows task", 60)
-    eventually(lambda: runtime_of(c.app).store.followers(key_of(c, "hold")) == [], timeout=60)
+    eventually(lambda: state_of(c.app).store.followers(key_of(c, "hold")) == [], timeout=60)
 
 
 def wait_until_the_worker_has_looked_in_vain(server: RedisServer) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
+from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
-from celery_unique.runtime import runtime_of
 from tests.acceptance.canvas.dying import DIES_FOLLOWING
 from tests.acceptance.canvas.shapes import Cast
 from tests.acceptance.canvas.stage import CanvasStage
@@ -90,8 +90,8 @@ def let_through(c: Cast) -> None:
 
 def assert_nothing_is_left(c: Cast, task: str) -> None:
     """No follower, no mark: each message was reached, and each follower completed."""
-    key = key_of_call(runtime_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
-    store = runtime_of(c.app).store
+    key = key_of_call(state_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
+    store = state_of(c.app).store
     eventually(
         lambda: not store.followers(key) and not store.read(key)[0].marks,
         timeout=60,
@@ -147,8 +147,8 @@ def test_links_in_the_middle_and_callbacks_go_on_behind_the_newest_run(c: Cast) 
 
 
 def is_recorded(c: Cast, task: str, task_id: str) -> bool:
-    key = key_of_call(runtime_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
-    return task_id in runtime_of(c.app).store.read(key)[0].tasks
+    key = key_of_call(state_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
+    return task_id in state_of(c.app).store.read(key)[0].tasks
 
 
 # -- replace -------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ def test_a_member_that_is_reached_after_the_end_of_all_that_replaced_it_gets_the
 
 
 def marks(c: Cast, task: str) -> int:
-    key = key_of_call(runtime_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
-    return len(runtime_of(c.app).store.read(key)[0].marks)
+    key = key_of_call(state_of(c.app), c.app.tasks[f"unique.{task}"], (c.tag,), {})
+    return len(state_of(c.app).store.read(key)[0].marks)
 
 
 def test_a_member_whose_replacement_left_no_result_is_run_itself(c: Cast) -> None:

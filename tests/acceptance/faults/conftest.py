@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_unique import breaker, leases
+from celery_unique.config import leases
+from celery_unique.stores import circuit_breaker as breaker
 from tests.acceptance.faults.stage import FaultStage
 from tests.kit import RedisServer
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from celery import Celery
 
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.record import Record, TaskEntry
 from tests.acceptance.apps.faults import make_app
 from tests.acceptance.stage import Stage
@@ -83,7 +83,7 @@ class FaultStage(Stage):
     # -- what the store knows ------------------------------------------------
 
     def record(self, task: str, *args: Any) -> Record:
-        record, _ = runtime_of(self.app).store.read(self.key(task, *args))
+        record, _ = state_of(self.app).store.read(self.key(task, *args))
         return record
 
     def entry(self, task: str, *args: Any) -> TaskEntry:

@@ -12,11 +12,11 @@ import pytest
 from celery import Celery
 
 from celery_unique import apply_many, lookup
-from celery_unique.breaker import FAILURES_TO_OPEN
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import BatchInterrupted, StoreUnavailable
-from celery_unique.keys import key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.locks import text_of_call
-from celery_unique.runtime import runtime_of
+from celery_unique.stores.circuit_breaker import FAILURES_TO_OPEN
 from tests.acceptance.apps.sharded import SHARDED, is_running, let_go, make_app
 from tests.kit import RedisCluster, Worker, eventually
 
@@ -27,7 +27,7 @@ PATIENCE_S = 90.0
 
 
 def shard(app: Celery, number: int) -> str:
-    runtime = runtime_of(app)
+    runtime = state_of(app)
     store: Any = runtime.store
     text = text_of_call(runtime, "sharded.hold", (number,), None)
     return str(store.shard_of(key_of(text, runtime.settings.key_secret)))
@@ -47,7 +47,7 @@ def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
     }
     app = make_app(**settings)
     hold = app.tasks["sharded.hold"]
-    runtime_of(app).store.ping()
+    state_of(app).store.ping()
     lost = cluster.primaries()[0]
     numbers = {True: [], False: []}  # type: dict[bool, list[int]]
     for number in range(100):
@@ -57,7 +57,7 @@ def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
     # Two tasks of the dead node start without the store, in a worker that starts after its death.
     for number in (*dead[:2], healthy[0]):
         hold.delay(number)
-    runtime_of(app).store.flush()
+    state_of(app).store.flush()
     cluster.lose(lost)
     worker = start_worker(
         "tests.acceptance.apps.sharded",

@@ -19,7 +19,7 @@ import pytest
 from kombu.exceptions import OperationalError
 
 import celery_unique
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.acceptance.apps.faults import make_app
 from tests.acceptance.faults.stage import Caller, FaultStage, let_go_of_results
 from tests.kit import Producers, eventually, is_alive
@@ -190,7 +190,7 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
                 first.result()
         assert result.id in messages(stage), f"told {result.outcome} of nothing"
         # No mark of the failed publish drops the message of the call that was accepted.
-        store = runtime_of(stage.app).store
+        store = state_of(stage.app).store
         record, _ = store.read(result.unique_key)
         assert result.id in record.tasks
         assert result.id not in record.marks
@@ -199,7 +199,7 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = Counter(pool.map(one_round, range(120)))
 
-    runtime_of(failing).store.close()
+    state_of(failing).store.close()
     let_go_of_results(failing)
     failing.close()
     print(f"120 failing publishes, 0 calls lost: {dict(outcomes)}")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
+from celery_unique.worker.lock_client import WorkerLockClient
 from tests.acceptance.faults.stage import Caller, FaultStage
 from tests.kit import RedisServer, TcpProxy, eventually
 
@@ -274,7 +275,7 @@ def test_renewal_of_another_delivery_changes_nothing(threads: FaultStage, tag: s
     result = threads.call("hold", tag)
     threads.wait_for_begin(tag)
     before = threads.entry("hold", tag)
-    holding = runtime_of(threads.app).holding
+    holding = state_of(threads.app).part(WorkerLockClient)
     key = threads.key("hold", tag)
     stranger = LockHeader(task_id=result.id, key=key, delivery="worker/1/boot/1")
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import celery_unique
+from celery_unique.config.app_state import state_of
 from celery_unique.header import LockHeader
-from celery_unique.runtime import runtime_of
-from celery_unique.signals import unique_store_error
+from celery_unique.reporting import unique_store_error
+from celery_unique.worker.lock_client import WorkerLockClient
 from tests.acceptance.apps.faults import make_app
 from tests.acceptance.faults.stage import Caller, FaultStage, let_go_of_results
 from tests.kit import RedisServer, TcpProxy, eventually
@@ -114,7 +115,7 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
     url = proxy.url_of(stage.settings["unique_store_url"])
     waiting_long = {"unique_store_url": url, "unique_store_timeout": LONG_STORE_TIMEOUT_S}
     app = make_app(**{**stage.settings, **waiting_long})
-    holding = runtime_of(app).holding
+    holding = state_of(app).part(WorkerLockClient)
     header = LockHeader(task_id=tag, key=stage.key("quick", tag))
     holding.is_run_by_its_sender(header)  # connects
     proxy.stall()

@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery
 
 import celery_unique
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import LockStore
 from tests.kit import Worker
 from tests.kit.forking import COMMAND, run_celery
@@ -74,7 +74,7 @@ class Desk:
 
     @property
     def store(self) -> LockStore:
-        return runtime_of(self.app).store
+        return state_of(self.app).store
 
     def environment(self, **settings: Any) -> dict[str, str]:
         # The width is the terminal's, or that of none: not of whatever runs the tests.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_unique import lookup
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import Claim
 from tests.acceptance.operating.desk import ANSWERS_WITHIN_S, Desk, Done
 from tests.kit import RedisServer, Worker, eventually
@@ -390,7 +390,7 @@ def test_it_finds_locks_of_an_older_key_version_and_a_server_without_a_disk(
         ("key-version", "warning"),
     ]
     assert "no worker answered" in message(done, "workers")
-    runtime_of(desk.app).store.release("0:" + "ab" * 32)
+    state_of(desk.app).store.release("0:" + "ab" * 32)
 
 
 def test_it_says_that_the_broker_does_not_answer(desk: Desk) -> None:

@@ -20,9 +20,9 @@ import pytest
 import redis
 
 from celery_unique import lookup, manifest
-from celery_unique.operations.counting import count_all
-from celery_unique.operations.doctor import MOST_LOOKED_INTO
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
+from celery_unique.operations.count import count_all
+from celery_unique.operations.doctor.report import MOST_LOOKED_INTO
 from tests.acceptance.operating.crowd import Member, gather
 from tests.acceptance.operating.desk import Desk, Done
 from tests.kit import PostgresServer, RedisServer, TcpProxy
@@ -226,10 +226,10 @@ def test_what_stats_keep_does_not_grow_with_the_locks(
     """A walk over millions remembers some of the keys that it has told of, not all."""
     import tracemalloc
 
-    from celery_unique.stores.redis import recent
+    from celery_unique.stores.redis import store as recent
 
     monkeypatch.setattr(recent, "MOST", 1000)
-    runtime = runtime_of(desk.app)
+    runtime = state_of(desk.app)
     tracemalloc.start()
     try:
         counts = count_all(runtime)

@@ -11,7 +11,7 @@ from kombu import Exchange, Queue
 
 import celery_unique
 from celery_unique import lookup, release
-from celery_unique.runtime import runtime_of
+from celery_unique.config.app_state import state_of
 from tests.kit import eventually
 
 DROPS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def test_a_message_that_rabbitmq_drops_keeps_its_key_until_that_is_released(
         left = 1 if drop == "max-length" else 0
 
         eventually(lambda: bound.queue_declare(passive=True).message_count == left, timeout=30)
-        runtime_of(app).store.flush()
+        state_of(app).store.flush()
         again = rebuild.delay(7)
         lock = lookup(rebuild, (7,))
         assert (again.id, again.deduplicated) == (first.id, True)
@@ -57,4 +57,4 @@ def test_a_message_that_rabbitmq_drops_keeps_its_key_until_that_is_released(
         assert release(rebuild, (7,))
         assert rebuild.delay(7).outcome == "created"
         bound.delete()
-    runtime_of(app).store.close()
+    state_of(app).store.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_unique.stores.base import Acquired, Finished, LockStore, Orphan
-from celery_unique.stores.following import KEPT_MS, Follower
 from celery_unique.stores.record import State
+from celery_unique.stores.record_followers import KEPT_MS, Follower
 from tests.stores.factories import (
     EVERY_STATE,
     GRACE,

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from celery_unique.cli import main
-from celery_unique.contrib.django.project import project_app
+from celery_unique.contrib.django.celery_app import project_app
 from celery_unique.exceptions import ConfigurationError
 
 NAME = "celery_unique"

@@ -1,0 +1,84 @@
+"""``celery unique list``"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from celery_unique.operations.select import RELEASED, LockView, select
+
+from .options import json_option, lock_query, selection_of, selection_options
+from .output import Screen, Table, age, short_key
+
+#: Narrower terminals get neither ids nor workers: a shortened key is enough for show and why.
+WIDE = 118
+_ID = 36
+_STATE = 10
+_AGE = 7
+_ABSORBED = 8
+
+
+@click.command("list", short_help="List locks: who holds which key.")
+@selection_options
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many.")
+@json_option
+@click.pass_context
+def list_command(ctx: click.Context, /, limit: int | None, as_json: bool, **given: Any) -> None:
+    """List the locks: who holds which key, since when, and how many calls it absorbed.
+
+    Rows come as the store is walked, in no order, and one for each task: a key can have
+    several. AGE is the time since the call, ABSORBED the number of duplicates. A shortened key and
+    an id both do for show, why and release. What was released by hand holds nothing and is listed
+    with --state released. With --json every line is one lock, with its whole key.
+
+    \b
+    celery -A shop unique list
+    celery -A shop unique list --task 'shop.*' --state waiting --older-than PT1H
+    celery -A shop unique list --task shop.rebuild_index --args '[7]'
+    celery -A shop unique list --state active --json | jq -r .worker
+    """
+    command = lock_query(ctx, as_json)
+    table = LockTable(command.screen)
+    count = 0
+    selection = selection_of(command.app_state, given)
+    for lock in select(command.app_state, selection):
+        if lock.state == RELEASED and RELEASED not in selection.states:
+            continue  # it holds nothing
+        if as_json:
+            command.screen.json(lock.as_document())
+        else:
+            table.row(lock)
+        count += 1
+        if count == limit:
+            break
+    if not count and not as_json:
+        command.screen.line("No locks.", err=True)
+
+
+class LockTable:
+    """One row a lock, as wide as the terminal."""
+
+    def __init__(self, screen: Screen) -> None:
+        width = screen.width()
+        self._wide = width >= WIDE
+        columns = [("KEY", 14), ("STATE", _STATE), ("AGE", _AGE), ("ABSORBED", _ABSORBED)]
+        if self._wide:
+            columns.append(("ID", _ID))
+        used = sum(size for _, size in columns) + 2 * len(columns)
+        # A worker is named last, so that a long name of a task does not push anything away.
+        task_width = max(12, min(40, width - used - 22) if self._wide else width - used)
+        columns.append(("TASK", task_width))
+        if self._wide:
+            columns.append(("WORKER", 20))
+        cut = frozenset({"TASK"}) if screen.is_terminal() else frozenset()
+        self._table = Table(screen, columns, cut=cut)
+
+    def row(self, lock: LockView) -> None:
+        entry = lock.entry
+        cells = [short_key(lock.key), lock.state, age(lock.age_ms), str(entry.duplicates)]
+        if self._wide:
+            cells += [lock.task_id, entry.task_name, lock.worker or "-"]
+        else:
+            cells.append(entry.task_name)
+        self._table.row(cells, {1: lock.state})

@@ -1,0 +1,233 @@
+"""What this library keeps for one app: settings, store, coordinator, policies.
+
+Everything is made on first use, so that installing connects to nothing, and
+kept on the app itself, so that two apps of one process never mix.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol, Self, TypeVar
+
+from celery_unique import reporting
+from celery_unique.exceptions import ConfigurationError, StoreUnavailable
+from celery_unique.policy.task_options import TaskPolicies
+from celery_unique.stores import open_store
+from celery_unique.stores.base import LockStore
+from celery_unique.stores.failover import REMEMBERED, FailOver, FailOvers
+from celery_unique.stores.memory import MemoryStore
+
+from .leases import Leases
+from .settings import UniqueSettings, read_settings, warn_unknown_settings
+from .store_url import store_url
+
+_ATTRIBUTE = "_celery_unique"
+
+MOST_JOINED = 10_000
+
+Part = TypeVar("Part", bound="BuiltOnState")
+
+
+class BuiltOnState(Protocol):
+    """What :meth:`AppState.part` makes and keeps: a coordinator, a worker's lock client."""
+
+    @classmethod
+    def of(cls, app_state: AppState) -> Self: ...
+
+    def flush(self) -> None: ...
+
+
+class AppState:
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.policies = TaskPolicies()
+        #: Of the worker in this process; None where there is none.
+        self.renewal: Any = None
+        self._mutex = threading.RLock()
+        self._seen_conf: dict[str, Any] | None = None
+        self._settings = UniqueSettings()
+        #: With rpc:// a result reaches only the caller that its message names.
+        self.results_by_message = False
+        self.tells_what_is_sent = False  # task_send_sent_event
+        self._store: LockStore | None = None
+        self._gate_store: LockStore | None = None
+        #: A store that stands in for the one of the settings.
+        self._instead: LockStore | None = None
+        self._store_watchers: list[Callable[[LockStore], None]] = []
+        self._store_made_from: tuple[Any, ...] = ()
+        #: When the store was last walked for the keys of ids, how long that took (seconds),
+        #: and what was found.
+        self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
+        self._leases: Leases | None = None
+        self._parts: dict[type, Any] = {}
+        #: Tasks that calls made in this process follow.
+        self.joined: OrderedDict[str, None] = OrderedDict()
+        #: Those that this process has noticed, the newest ones.
+        self.failovers: deque[FailOver] = deque(maxlen=REMEMBERED)
+        #: A worker's thread for what its main loop must not wait for.
+        self.background: Callable[[Callable[[], object]], bool] | None = None
+
+    def in_background(self, job: Callable[[], object]) -> None:
+        """Carry ``job`` out soon; at once where there is no worker to do it."""
+        if self.background is None or not self.background(job):
+            job()
+
+    def joined_here(self, holder_id: str) -> None:
+        """A call made in this process follows that task, which may run here and be over."""
+        self.joined[holder_id] = None
+        while len(self.joined) > MOST_JOINED:
+            self.joined.popitem(last=False)
+
+    def was_joined_here(self, holder_id: str) -> bool:
+        """Whether one did so since this was last asked."""
+        return self.joined.pop(holder_id, holder_id) is None
+
+    @property
+    def settings(self) -> UniqueSettings:
+        """The settings, read again after somebody has changed the app's configuration."""
+        changes = self.app.conf.changes
+        if changes != self._seen_conf:
+            self._read_settings()
+        return self._settings
+
+    def _read_settings(self) -> None:
+        with self._mutex:
+            settings = read_settings(self.app)
+            warn_unknown_settings(self.app)
+            if settings != self._settings:
+                self._settings = settings
+            self._leases = None
+            self._parts.clear()
+            # Asked for by every call, and Celery looks for a setting in several places.
+            self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
+            self.tells_what_is_sent = bool(self.app.conf.task_send_sent_event)
+            self._seen_conf = dict(self.app.conf.changes)
+
+    @property
+    def store(self) -> LockStore:
+        """The lock store. Raises ConfigurationError where none is configured."""
+        if self._instead is not None:
+            return self._instead
+        made_from = self._what_makes_the_store()
+        with self._mutex:
+            if self._store is None or made_from != self._store_made_from:
+                self._close_stores()
+                self._store = self._open(self.settings.store_timeout)
+                self._store_made_from = made_from
+            return self._store
+
+    @property
+    def gate_store(self) -> LockStore:
+        """The same store for the worker's main loop, which must not wait long for it."""
+        store = self.store
+        if self._instead is not None:
+            return self._instead
+        with self._mutex:
+            if self._gate_store is None:
+                in_process = isinstance(store, MemoryStore)
+                self._gate_store = store if in_process else self._open(self.settings.gate_timeout)
+            return self._gate_store
+
+    def _open(self, timeout: timedelta) -> LockStore:
+        url, options = store_url(self.app, self.settings)
+        store = open_store(
+            url,
+            namespace=self.settings.namespace,
+            timeout_s=timeout.total_seconds(),
+            **options,
+        )
+        failovers: FailOvers | None = getattr(store, "failovers", None)
+        if failovers is not None:
+            failovers.tell = self._failed_over
+        for watch in self._store_watchers:
+            watch(store)
+        return store
+
+    def _failed_over(self, failover: FailOver) -> None:
+        """Say so once, although the store and the gate's notice it each for itself."""
+        last = self.failovers[-1] if self.failovers else None
+        if last is None or (last.before, last.after) != (failover.before, failover.after):
+            self.failovers.append(failover)
+            reporting.failed_over(self.app, failover)
+
+    def watch_stores(self, watch: Callable[[LockStore], None]) -> None:
+        """Show ``watch`` every store that this app opens, beginning with those it has open."""
+        with self._mutex:
+            self._store_watchers.append(watch)
+            for store in {id(each): each for each in (self._store, self._gate_store)}.values():
+                if store is not None:
+                    watch(store)
+
+    def _what_makes_the_store(self) -> tuple[Any, ...]:
+        settings = self.settings
+        url, options = store_url(self.app, settings)
+        return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
+
+    def flush(self) -> None:
+        """Wait until the store, if it can be reached, and monitors have heard what was told."""
+        for store in (self._store, self._gate_store, self._instead):
+            if store is not None:
+                with suppress(StoreUnavailable):
+                    store.flush()
+        for part in list(self._parts.values()):
+            part.flush()
+
+    def _close_stores(self) -> None:
+        for store in (self._store, self._gate_store):
+            if store is not None:
+                store.close()
+        self._store = self._gate_store = None
+
+    @property
+    def leases(self) -> Leases:
+        settings = self.settings  # first: a change of it forgets the leases
+        leases = self._leases
+        if leases is None:
+            leases = self._leases = Leases.of(settings, self.app.conf)
+        return leases
+
+    def part(self, kind: type[Part]) -> Part:
+        """The one object of this class, made by ``kind.of`` on first use and again after a
+        change of the settings: those who use the state are built on it, and not by it."""
+        _ = self.settings  # first: a change of it forgets the parts
+        part = self._parts.get(kind)
+        if part is None:
+            with self._mutex:
+                part = self._parts[kind] = kind.of(self)
+        return part
+
+    def use_store(self, store: LockStore | None) -> LockStore | None:
+        """Use this very store, whatever the settings say, or again the one of the settings
+        (None). Returns what was used instead of it so far (tests with a clock to move)."""
+        with self._mutex:
+            before, self._instead = self._instead, store
+            if store is not None:
+                for watch in self._store_watchers:
+                    watch(store)
+            self._parts.clear()
+        return before
+
+
+def make_state(app: Any) -> AppState:
+    """The app's app_state, made on the first call."""
+    app_state = app.__dict__.get(_ATTRIBUTE)
+    if app_state is None:
+        app_state = app.__dict__[_ATTRIBUTE] = AppState(app)
+    return app_state  # type: ignore[no-any-return]
+
+
+def state_of(app: Any) -> AppState:
+    """The app_state of an installed app."""
+    app_state = app.__dict__.get(_ATTRIBUTE)
+    if app_state is None:
+        raise ConfigurationError(
+            "This Celery app does not know celery_unique: call celery_unique.install(app) "
+            "where the app is made.",
+            setting=None,
+        )
+    return app_state  # type: ignore[no-any-return]

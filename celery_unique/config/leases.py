@@ -1,0 +1,121 @@
+"""When a message may run and until when it counts, as milliseconds from now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.utils.time import maybe_make_aware
+
+from celery_unique.policy.durations import milliseconds
+
+from .settings import UniqueSettings
+
+#: The last moment that every time zone can show: a lease may end after the year 9999.
+LAST_MOMENT = datetime(9999, 12, 31, tzinfo=UTC)
+_LAST_MS = int(LAST_MOMENT.timestamp() * 1000)
+
+
+def moment_of(milliseconds: int) -> datetime:
+    """A time of a store's clock, to be shown; what comes after the last moment is that."""
+    if milliseconds >= _LAST_MS:
+        return LAST_MOMENT
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def delay_ms(app: Any, options: Mapping[str, Any]) -> int:
+    """The time to the ETA; 0 where there is none or it has passed."""
+    countdown, eta = options.get("countdown"), options.get("eta")
+    if countdown:
+        return max(0, round(float(countdown) * 1000))
+    return max(0, _from_now_ms(app, eta)) if eta else 0
+
+
+def expires_ms(app: Any, options: Mapping[str, Any]) -> int | None:
+    """The time to the message's end; None where it has none."""
+    expires = options.get("expires")
+    if expires is None:
+        return None
+    if isinstance(expires, (int, float)):
+        return max(1, round(expires * 1000))
+    return max(1, _from_now_ms(app, expires))
+
+
+def _from_now_ms(app: Any, moment: Any) -> int:
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    moment = maybe_make_aware(moment, app.timezone)
+    return int((moment - app.now()).total_seconds() * 1000)
+
+
+#: Redis redelivers up to this much after the visibility timeout: kombu looks for
+#: unacknowledged messages every 100 s, and a worker that is killed while it looks keeps
+#: the others from looking for another 300.
+RESTORE_MARGIN_S = 400
+#: Celery's own default for brokers that redeliver by time.
+DEFAULT_VISIBILITY_TIMEOUT_S = 3600
+#: How URLs of brokers begin that speak AMQP.
+AMQP = ("amqp:", "amqps:", "pyamqp:", "pyamqps:")
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    queue_ms: int
+    run_ms: int
+    grace_ms: int
+    retention_ms: int
+    visibility_ms: int
+
+    @classmethod
+    def of(cls, settings: UniqueSettings, conf: Any) -> Leases:
+        visibility_ms = _visibility_timeout_ms(conf)
+        return cls(
+            # A message that the broker may still redeliver must find its key taken.
+            queue_ms=max(
+                milliseconds(settings.queue_lease),
+                visibility_ms + RESTORE_MARGIN_S * 1000 if _redelivers_by_time(conf) else 0,
+            ),
+            run_ms=milliseconds(settings.run_lease),
+            grace_ms=max(
+                milliseconds(settings.publish_grace),
+                publish_retry_ms(conf.task_publish_retry_policy, conf),
+            ),
+            retention_ms=milliseconds(settings.retention),
+            visibility_ms=visibility_ms,
+        )
+
+    def waiting_ms(self, delay_ms: int, expires_ms: int | None) -> int:
+        """The lease of a waiting message, counted from its ETA; ``expires`` bounds it."""
+        if expires_ms is None:
+            return self.queue_ms
+        return max(1, min(self.queue_ms, expires_ms - delay_ms))
+
+
+def _visibility_timeout_ms(conf: Any) -> int:
+    options = conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT_S)
+    return round(float(seconds) * 1000)
+
+
+def _redelivers_by_time(conf: Any) -> bool:
+    """RabbitMQ gives a message to another worker when its own is gone, however long it took."""
+    if "visibility_timeout" in (conf.broker_transport_options or {}):
+        return True
+    return not str(conf.broker_write_url).startswith(AMQP)
+
+
+def publish_retry_ms(policy: Mapping[str, Any] | None, conf: Any) -> int:
+    """The longest that Celery goes on trying to publish one message.
+
+    A policy that retries for ever has no such bound: then the grace is an hour,
+    and the lock of a publisher that is still trying after that may go to another.
+    """
+    policy = policy or {}
+    retries = policy.get("max_retries", 3)
+    if retries is None:
+        return 3_600_000
+    pauses: float = retries * float(policy.get("interval_max", 0.2) or 0)
+    connecting = (retries + 1) * float(conf.broker_connection_timeout or 4)
+    return int((pauses + connecting) * 1000)

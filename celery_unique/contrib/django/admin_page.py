@@ -1,0 +1,178 @@
+"""The list's address: what is asked for in it, and the links that ask for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from celery_unique.locks import Lock
+from celery_unique.stores.record import State
+
+from .admin_results import ResultLink
+from .admin_search import AGES, MOST_PAGES, ORDERS, Found, Wanted
+
+ENDED = (State.COMPLETED, State.DISCARDED, State.CANCELLED)
+
+#: More tasks than these are found by searching.
+MOST_TASKS = 50
+
+
+class Link(NamedTuple):
+    """A choice: what it is called, where it leads, and whether it is the present one."""
+
+    text: str
+    url: str
+    selected: bool
+
+
+class Header(NamedTuple):
+    """A column: its title and, where the list can be sorted by it, the link that does so."""
+
+    text: str
+    url: str = ""
+    direction: str = ""  # of the present order: ascending, descending or none
+
+
+class Row(NamedTuple):
+    """A lock with what the page says of its times."""
+
+    lock: Lock
+    url: str
+    result: ResultLink | None
+    age: str
+    lease: str
+    window: str  # empty without a window
+    ended: bool = False  # its policy keeps the key taken all the same
+
+
+class Filter(NamedTuple):
+    title: str
+    links: list[Link]
+
+
+def read_query(query: Any) -> Wanted:
+    """What the address asks for. What makes no sense in it is left out."""
+    order = query.get("o", "")
+    return Wanted(
+        text=query.get("q", "").replace("\x00", "").strip()[:500],
+        task=query.get("task", ""),
+        state=query.get("state", "") if query.get("state") in set(State) else "",
+        age=query.get("age", "") if query.get("age") in AGES else "",
+        order=order if order.removeprefix("-") in ORDERS else "created",
+        page=_page(query.get("p", "1")),
+    )
+
+
+def _page(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+    return min(max(number, 1), MOST_PAGES)
+
+
+def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime, units: int = 1) -> Row:
+    window = brief(lock.window_ends_at - now, units) if lock.window_ends_at else ""
+    return Row(
+        lock,
+        url,
+        result,
+        brief(now - lock.created_at, units),
+        brief(lock.expires_at - now, units),
+        window,
+        lock.state in ENDED,
+    )
+
+
+def brief(duration: timedelta, units: int) -> str:
+    """Its largest units: with two of them ``3 d 4 h``, ``59 min 58 s``, ``12 s``."""
+    seconds = max(0, round(duration.total_seconds()))
+    parts: list[tuple[int, str]] = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, seconds = divmod(seconds, size)
+        if number or parts:
+            parts.append((number, name))
+    shown = [f"{number} {name}" for number, name in parts[:units] if number]
+    return " ".join(shown) or "0 s"
+
+
+def headers(query: Any, wanted: Wanted) -> list[Header]:
+    def sortable(text: str, order: str, first: str = "") -> Header:
+        """``first`` is a minus where the first click shall sort from high to low."""
+        present = wanted.order.removeprefix("-") == order
+        if not present:
+            return Header(text, _with(query, o=first + order, p=None), "")
+        descending = wanted.order.startswith("-")
+        other = order if descending else f"-{order}"
+        return Header(text, _with(query, o=other, p=None), _direction(order, descending))
+
+    return [
+        sortable("Task", "task"),
+        Header("State, worker"),
+        sortable("Age", "created"),
+        sortable("Duplicates", "duplicates", "-"),
+        sortable("Expires in", "expires"),
+    ]
+
+
+def _direction(order: str, descending: bool) -> str:
+    # The oldest lock was created first: its age is the largest.
+    if order == "created":
+        descending = not descending
+    return "descending" if descending else "ascending"
+
+
+def filters(query: Any, wanted: Wanted, found: Found) -> list[Filter]:
+    tasks = {name: f"{name} ({number})" for name, number in found.tasks.most_common(MOST_TASKS)}
+    states = {
+        str(state): f"{state} ({found.states[state]})"
+        for state in State
+        if found.states[state] or state == wanted.state
+    }
+    ages = {name: text for name, (text, _) in AGES.items()}
+    if wanted.task:
+        tasks.setdefault(wanted.task, wanted.task)
+    return [
+        Filter("task", _choices(query, "task", wanted.task, sorted(tasks.items()))),
+        Filter("state", _choices(query, "state", wanted.state, states.items())),
+        Filter("age", _choices(query, "age", wanted.age, ages.items())),
+    ]
+
+
+def _choices(query: Any, name: str, present: str, choices: Iterable[tuple[str, str]]) -> list[Link]:
+    links = [Link("All", _with(query, **{name: None, "p": None}), not present)]
+    links += [
+        Link(text, _with(query, **{name: value, "p": None}), value == present)
+        for value, text in choices
+    ]
+    return links
+
+
+def page_links(query: Any, found: Found) -> list[Link | None]:
+    """The first, the last and those around the present one; None where some are left out."""
+    links: list[Link | None] = []
+    for number in _elided(found.page, found.pages):
+        if number is None:
+            links.append(None)
+        else:
+            url = _with(query, p=number if number > 1 else None)
+            links.append(Link(str(number), url, number == found.page))
+    return links if found.pages > 1 else []
+
+
+def _elided(present: int, last: int) -> Iterator[int | None]:
+    shown = {1, 2, last - 1, last, *range(present - 2, present + 3)}
+    before = 0
+    for number in sorted(number for number in shown if 1 <= number <= last):
+        if number > before + 1:
+            yield None
+        yield number
+        before = number
+
+
+def _with(query: Any, **changes: Any) -> str:
+    """The present address with changes; a None leaves that part out."""
+    changed = query.copy()
+    for name, value in changes.items():
+        changed.pop(name, None)
+        if value is not None:
+            changed[name] = value
+    return f"?{changed.urlencode()}"

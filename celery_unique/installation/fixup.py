@@ -1,0 +1,121 @@
+"""``install``: how an app comes to know this library.
+
+Registered as one of the app's fix-ups, which Celery pickles with the app and runs
+again where the app is rebuilt: an attribute set on the app alone would be lost in
+the children of a pool that spawns.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import signals
+
+from celery_unique.config.app_state import AppState, make_state
+from celery_unique.exceptions import CeleryUniqueError, ConfigurationError
+from celery_unique.publish.before_publish import before_publish, with_sent_event
+from celery_unique.publish.results import result_class
+from celery_unique.publish.stored_meta import carry_in
+from celery_unique.worker.body import connect_body_end
+
+from .definitions import Definitions
+from .wrap_task import wrap_task
+
+logger = logging.getLogger("celery_unique")
+
+
+#: Named, not imported: a client that never revokes needs no remote control.
+CONTROL = "celery_unique.publish.revoke:UniqueControl"
+CELERYS_CONTROL = "celery.app.control:Control"
+
+FIXUP = "celery_unique.installation:UniqueFixup"
+
+
+class UniqueFixup:
+    """Puts the hooks into one app, in every process in which the app comes to be."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.app_state = make_state(app)
+        self._keep_alive: list[Any] = []
+        app_state = self.app_state
+        send_task = with_sent_event(app, app.send_task, lambda: app_state.tells_what_is_sent)
+        app.send_task = before_publish(app_state, send_task)
+        app.AsyncResult = result_class(app)
+        carry_in(app)
+        if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone
+            app.control_cls = CONTROL
+            app.__dict__.pop("control", None)
+        Definitions(self.app_state, app).watch()
+        # A name for each: up to 5.6, Celery takes the methods of two apps for one receiver.
+        signals.celeryd_init.connect(self.on_celeryd_init, dispatch_uid=object())
+        signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
+        signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
+        signals.worker_process_shutdown.connect(
+            self.on_worker_process_shutdown, dispatch_uid=object()
+        )
+        self._keep_alive.append(connect_body_end(self.app_state))
+
+    def on_celeryd_init(self, instance: Any = None, **_: Any) -> None:
+        """Before Celery makes the broker's transport: without the redis package it fails there,
+        in words that do not say what to install."""
+        if instance is not None and instance.app is self.app:
+            _check_package(self.app_state)
+
+    def on_worker_init(self, sender: Any = None, **_: Any) -> None:
+        """Before the pool is made: children must inherit what is done here."""
+        if sender is None or sender.app is not self.app:
+            return
+        from celery_unique.worker.bootstrap import (
+            WorkerBootstrap,  # a client needs no celery.worker
+        )
+
+        for task in self.app.tasks.values():
+            wrap_task(self.app_state, task)
+        _check_store(self.app_state)
+        life = WorkerBootstrap(self.app_state, sender)
+        life.connect()
+        self._keep_alive.append(life)
+
+    def on_worker_process_shutdown(self, **_: Any) -> None:
+        """A process of the pool leaves without its exit handlers: what it has told the
+        store one way must be told before."""
+        self.app_state.flush()
+
+    def on_beat_init(self, sender: Any = None, **_: Any) -> None:
+        if sender is not None and sender.app is self.app:
+            _check_store(self.app_state)
+
+
+def _check_store(app_state: AppState) -> None:
+    """A worker or beat without a usable store stops where somebody sees it, if any of
+    its tasks needs one. (A signal's receiver cannot raise an ordinary exception.)"""
+    try:
+        _ = app_state.store
+    except ConfigurationError as error:
+        if _has_unique_tasks(app_state):
+            raise SystemExit(f"celery_unique: {error}") from None
+        logger.info("no lock store is configured, and no task is unique")
+    except CeleryUniqueError as error:
+        raise SystemExit(f"celery_unique: {error}") from None
+
+
+def _check_package(app_state: AppState) -> None:
+    """Only of a store that the broker or the result backend is taken for: a receiver that Celery
+    calls after this one may set another URL."""
+    try:
+        if app_state.settings.store_url is None:
+            _ = app_state.store
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, ImportError) and _has_unique_tasks(app_state):
+            raise SystemExit(f"celery_unique: {error}") from None
+
+
+def _has_unique_tasks(app_state: AppState) -> bool:
+    defaults = app_state.settings.app_defaults
+    return any(
+        app_state.policies.of(name, task, {}, defaults)[0] is not None
+        for name, task in app_state.app.tasks.items()
+        if not name.startswith("celery.")
+    )

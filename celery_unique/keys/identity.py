@@ -1,0 +1,280 @@
+"""What identifies a call: its arguments, or the idempotency key that the caller brings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from celery_unique.exceptions import IdempotencyKeyRequired, UniqueKeyError
+from celery_unique.policy.durations import milliseconds
+from celery_unique.policy.option_names import CALL_ONLY
+from celery_unique.policy.policy import UniquePolicy, warn_once
+
+from .arguments import (
+    HEADER_CURE,
+    VALUE_CURE,
+    all_arguments,
+    chosen_arguments,
+    cure,
+    no_key,
+    plain_header,
+    visible_arguments,
+)
+from .call import Call
+from .canonical import NotCanonical, canonical
+from .digest import _digest, key_of
+from .fast_path import text_of_plain
+from .unique_key import own_key
+
+DEFAULT_TTL = timedelta(hours=24)
+
+
+@dataclass(slots=True)
+class Identity:
+    """The key of a call and the policy it is asked for under."""
+
+    key: str
+    policy: UniquePolicy
+    #: Fingerprint of task and arguments, to tell a repeated call from other work that
+    #: brings the same idempotency key.
+    arguments: str = ""
+    #: How long from its creation the ended task answers; 0: while the window lasts.
+    keep_ms: int = 0
+
+
+#: A caller's key stands for the arguments, works on every task, unique or not, and decides the
+#: states (`_kept_after_success`): a window beside it is not one without states.
+_WITH_KEY = {
+    "unique": True,
+    "unique_on": None,
+    "unique_key": None,
+    "unique_states": "until_success",
+}
+
+
+def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a call, under which a task that is not unique is so by the caller's key.
+
+    What is said of headers and conflicts counts all the same: a tenant's keys stay apart.
+    """
+    if "idempotency_key" not in call_options:
+        return call_options
+    _warn_of_what_the_key_decides(call_options)
+    given = {name: value for name, value in call_options.items() if name not in CALL_ONLY}
+    if given.get("unique") in (None, False):
+        given.pop("unique", None)
+    return {**_WITH_KEY, **given}
+
+
+#: What a caller's key decides, whatever the call says of it besides.
+_DECIDED_BY_KEY = {
+    "unique_for": "how long the key answers is idempotency_ttl: give that instead",
+    "unique_states": "the key is held until its task fails or idempotency_ttl has passed",
+    "unique_on": "the key stands for the arguments, all of which are compared",
+    "unique_key": "the key stands for the arguments, all of which are compared",
+}
+
+
+def _warn_of_what_the_key_decides(call_options: Mapping[str, Any]) -> None:
+    """Of the call's own options alone: those of the task are for its calls without a key."""
+    for name, why in _DECIDED_BY_KEY.items():
+        if call_options.get(name) is not None:
+            warn_once(
+                ("beside a key", name),
+                f"{name} has no effect in a call with an idempotency_key, which always wins: {why}",
+            )
+
+
+def check_key(name: str, call_options: Mapping[str, Any]) -> None:
+    """Refuse an idempotency key that no call could have."""
+    if "idempotency_key" in call_options:
+        call = Call(task_name=name, idempotency_key=call_options["idempotency_key"])
+        canonical_text(idempotency_identity(call))
+
+
+def policy_for(
+    policy: UniquePolicy | None, name: str, call_options: Mapping[str, Any]
+) -> UniquePolicy | None:
+    """The policy under which the call is unique; None where it is not.
+
+    A call's idempotency key always wins; without one the strategy decides.
+    """
+    if policy is not None and "idempotency_key" in call_options:
+        return _kept_after_success(policy)
+    if policy is None or policy.identity_strategy == "strict":
+        return policy
+    if policy.identity_strategy == "caller_provided":
+        raise IdempotencyKeyRequired(name)
+    return None  # always_unique
+
+
+@lru_cache(maxsize=1024)
+def _kept_after_success(policy: UniquePolicy) -> UniquePolicy:
+    """The task's own policy, held until the task has failed or its time to live is over.
+
+    No window: a live task's key never lapses before the task ends. And no rerun: the same
+    key is the same wish, which is not carried out twice.
+    """
+    fields = {**policy.as_fields(), "states": "until_success", "period": None}
+    if policy.on_conflict == "rerun":
+        fields["on_conflict"] = "ignore"
+    return UniquePolicy(**fields)
+
+
+def identify(
+    call: Call,
+    policy: UniquePolicy,
+    secret: bytes | None = None,
+    scope: str = "task",
+    ttl: timedelta | None = None,
+) -> Identity:
+    if call.idempotency_key is None:
+        return Identity(key_of(text_of(call, policy), secret), policy)
+    found = idempotency_identity(call, scope=scope, meta_keys=policy.meta_keys)
+    return Identity(
+        key_of(canonical_text(found, call.task_name), secret),
+        policy,
+        _fingerprint(call, secret),
+        milliseconds(ttl or DEFAULT_TTL),
+    )
+
+
+def _fingerprint(call: Call, secret: bytes | None) -> str:
+    # The task's name too: in the scope of the app, the same key on another task is
+    # other work.
+    arguments = arguments_fingerprint(call, secret=secret)
+    return hashlib.sha256(f"{call.task_name} {arguments}".encode()).hexdigest()[:32]
+
+
+_LONGEST_IDEMPOTENCY_KEY = 255
+_MEMBERS = {"args": "argument", "meta": "header"}
+#: What to do about a part of an identity that has no text, where it is not an argument.
+_CURES = {
+    "meta": HEADER_CURE,
+    "key": "Change unique_key so that the string it returns can be encoded as UTF-8",
+    "idempotency_key": "Pass an idempotency_key that can be encoded as UTF-8",
+}
+_LABELS = {"key": "the string that unique_key returned"}
+
+
+def identity(call: Call, policy: UniquePolicy) -> dict[str, Any]:
+    """Return what makes `call` unique under `policy`, as plain JSON values (OJS 4.1)."""
+    found: dict[str, Any] = {"type": call.task_name}
+    if "queue" in policy.keys:
+        found["queue"] = call.queue
+    if policy.key is not None:
+        found["key"] = _own_key(call, policy.key)
+    elif "args" in policy.keys:
+        names = policy.args_keys
+        found["args"] = all_arguments(call) if names is None else chosen_arguments(call, names)
+    if "meta" in policy.keys:
+        found["meta"] = {name: _header(call, name) for name in policy.meta_keys or ()}
+    return found
+
+
+def idempotency_identity(
+    call: Call, *, scope: str = "task", meta_keys: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """Return what makes `call` unique by its idempotency key, within its task or the whole app.
+
+    With `meta_keys` the named headers are part of it: each tenant has keys of its own.
+    """
+    key = call.idempotency_key
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_IDEMPOTENCY_KEY:
+        raise no_key(
+            call,
+            f"idempotency_key must be a string of 1 to {_LONGEST_IDEMPOTENCY_KEY} characters",
+            "idempotency_key",
+        )
+    if scope not in ("app", "task"):
+        raise ValueError(f"scope is 'task' or 'app', not {scope!r}")
+    found: dict[str, Any] = {"idempotency_key": key}
+    if scope == "task":
+        found["type"] = call.task_name
+    if meta_keys:
+        found["meta"] = {name: _header(call, name) for name in meta_keys}
+    return found
+
+
+def canonical_text(identity: Mapping[str, Any], task_name: str | None = None) -> str:
+    """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size.
+
+    `task_name` is for an error, where the identity itself has none.
+    """
+    return _text(identity, task_name or identity.get("type"), VALUE_CURE)
+
+
+def text_of(call: Call, policy: UniquePolicy) -> str:
+    """Return the canonical text of what makes `call` unique, sooner where its values are plain."""
+    text = text_of_plain(call, policy)
+    return canonical_text(identity(call, policy)) if text is None else text
+
+
+def arguments_fingerprint(call: Call, *, secret: str | bytes | None = None) -> str:
+    """Return a digest of all arguments, to tell a repeated call from another with the same key."""
+    text = _text({"args": all_arguments(call)}, call.task_name, cure(call))
+    return _digest(text, secret)
+
+
+def _own_key(call: Call, unique_key: Callable[..., Any] | str) -> str:
+    arguments = visible_arguments(call)
+    try:
+        return own_key(unique_key, arguments, known=call.signature is not None)
+    except UniqueKeyError as error:
+        raise no_key(call, str(error), error.argument) from error.__cause__
+
+
+def _header(call: Call, name: str) -> Any:
+    if name not in call.meta:
+        raise no_key(
+            call,
+            f"unique_meta names the header {name!r}, which neither the call's headers nor its "
+            "stamps nor the current request has. Pass it in headers=",
+            name,
+        )
+    return plain_header(call, name, call.meta[name])
+
+
+def _text(identity: Mapping[str, Any], task_name: str | None, cure: str) -> str:
+    try:
+        return canonical(dict(identity))
+    except NotCanonical as error:
+        # Which part it is gets looked for only now, so that good calls do not pay for it.
+        found = _culprit(identity)
+        name, label, reason = found[:3] if found else (None, "the identity", str(error))
+        cure = found.cure or cure if found else cure
+        whose = f"{task_name} gets no" if task_name else "No"
+        raise UniqueKeyError(
+            f"{whose} unique key: {label} {reason}. {cure}", argument=name
+        ) from None
+
+
+def _culprit(identity: Mapping[str, Any]) -> _Culprit | None:
+    for dimension, name, label, part in _parts(identity):
+        try:
+            canonical(part)
+        except NotCanonical as error:
+            return _Culprit(name, label, str(error), _CURES.get(dimension))
+    return None
+
+
+class _Culprit(NamedTuple):
+    name: str
+    label: str
+    reason: str
+    cure: str | None  # None: that of an argument
+
+
+def _parts(identity: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    # Each part stays inside as many objects as it was, since depth is one of the reasons.
+    for dimension, value in identity.items():
+        if dimension in _MEMBERS and isinstance(value, dict):
+            for name, member in value.items():
+                label = f"{_MEMBERS[dimension]} {name!r}"
+                yield dimension, name, label, {dimension: {name: member}}
+        label = _LABELS.get(dimension, repr(dimension))
+        yield dimension, dimension, label, {dimension: value}

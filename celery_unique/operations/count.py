@@ -1,0 +1,84 @@
+"""Counting the locks of a store in one walk, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_unique.config.app_state import AppState
+
+from .select import LockView, Selection, StoreClock, locks_of, select
+
+#: Task names come from messages; more than these are counted together.
+MOST_NAMES = 1000
+OTHERS = "(others)"
+
+
+@dataclass(slots=True)
+class TaskCount:
+    locks: int = 0
+    duplicates: int = 0
+    oldest_ms: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+
+    def add(self, lock: LockView) -> None:
+        self.locks += 1
+        self.duplicates += lock.entry.duplicates
+        self.oldest_ms = max(self.oldest_ms, lock.age_ms)
+        self.states[lock.state] += 1
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "locks": self.locks,
+            "duplicates": self.duplicates,
+            "oldest_s": self.oldest_ms / 1000,
+            "states": dict(self.states),
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    keys: int = 0
+    marks: int = 0
+    total: TaskCount = field(default_factory=TaskCount)
+    tasks: dict[str, TaskCount] = field(default_factory=dict)
+
+    def add(self, lock: LockView) -> None:
+        name = lock.entry.task_name
+        if name not in self.tasks and len(self.tasks) >= MOST_NAMES:
+            name = OTHERS
+        self.total.add(lock)
+        self.tasks.setdefault(name, TaskCount()).add(lock)
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "keys": self.keys,
+            "marks": self.marks,
+            **self.total.as_document(),
+            "tasks": {name: count.as_document() for name, count in self.tasks.items()},
+        }
+
+
+def count_all(app_state: AppState) -> Counts:
+    """Everything that the store holds."""
+    counts = Counts()
+    clock = StoreClock(app_state)
+    for key, record in app_state.store.walk():
+        counts.keys += 1
+        counts.marks += len(record.marks) + record.more_marks
+        for lock in locks_of(key, record, clock.now()):
+            counts.add(lock)
+    return counts
+
+
+def count(app_state: AppState, selection: Selection) -> Counts:
+    return count_locks(select(app_state, selection))
+
+
+def count_locks(locks: Iterable[LockView]) -> Counts:
+    counts = Counts()
+    for lock in locks:
+        counts.add(lock)
+    return counts

@@ -1,0 +1,189 @@
+"""The checks of the doctor: each looks at what was asked and says what is wrong, and the cure."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+from celery_unique import __version__
+from celery_unique.keys.digest import KEY_VERSION
+from celery_unique.operations.workers import Workers
+from celery_unique.stores.diagnosis import Diagnosis, Finding
+
+#: Clocks that differ by less do no harm. What is told by a worker is a moment old.
+SKEW_MS = 1000
+WORKER_SKEW_MS = 5000
+#: Rounds of renewing that may be late on a busy machine.
+LATE_ROUNDS = 2.5
+
+RESTART = "look at its log, and restart it"
+
+
+def clock(skew_ms: float, round_trip_ms: float) -> Iterator[Finding]:
+    if abs(skew_ms) <= SKEW_MS + round_trip_ms / 2:
+        return
+    yield Finding(
+        "clock",
+        "warning",
+        f"this machine's clock is {_apart(skew_ms)} of the lock store's: an ETA and an expiry "
+        "are told from the caller's clock, leases and windows from the store's",
+        "set the clocks of both by NTP",
+    )
+
+
+def worker_clocks(workers: Workers, skew_ms: float) -> Iterator[Finding]:
+    for name, told in sorted(workers.told.items()):
+        ahead = told.get("clock_ms", 0) - (workers.answered_at_ms.get(name, 0) - skew_ms)
+        if abs(ahead) > WORKER_SKEW_MS:
+            yield Finding(
+                "clock",
+                "warning",
+                f"the clock of worker {name} is {_apart(ahead)} of the lock store's",
+                "set the clocks of both by NTP",
+            )
+
+
+def _apart(ms: float) -> str:
+    return f"{abs(ms) / 1000:.1f} s {'ahead' if ms > 0 else 'behind'}"
+
+
+def presence(workers: Workers, timeout_s: float) -> Iterator[Finding]:
+    if workers.unasked:
+        yield Finding(
+            "workers", "note", f"{workers.unasked}, so workers are not asked and not checked"
+        )
+    elif not workers.names:
+        yield Finding(
+            "workers",
+            "warning",
+            f"no worker answered within {timeout_s:g} s, so nothing of workers is checked",
+            "start one, or give busy ones more time with --timeout",
+        )
+    for name in workers.silent:
+        yield Finding(
+            "workers",
+            "warning",
+            f"worker {name} is there and did not tell what it holds within {timeout_s:g} s",
+            "ask again with a longer --timeout",
+        )
+    for name in workers.without:
+        yield Finding(
+            "plugin",
+            "error",
+            f"worker {name} does not know this library: it runs unique tasks without looking at "
+            "their locks, renews no lease and gives no key back",
+            "install celery-unique-tasks there, call celery_unique.install(app), restart it",
+        )
+
+
+def same_store(
+    workers: Workers, fingerprint: str, namespace: str, proven: Container[str] = ()
+) -> Iterator[Finding]:
+    """``proven``: workers whose store is this one, whatever its fingerprint there."""
+    for name, told in sorted(workers.told.items()):
+        if told.get("store") is None:
+            yield Finding(
+                "store",
+                "error",
+                f"worker {name} has no lock store: {told.get('store_error', '')}",
+                "give it the unique_store_url that this process has",
+            )
+        elif told.get("namespace") != namespace:
+            yield Finding(
+                "namespace",
+                "error",
+                f"worker {name} has the namespace {told.get('namespace')!r} and this process "
+                f"{namespace!r}: each gives back keys that the other never took",
+                "give both the same unique_namespace",
+            )
+        elif told["store"] != fingerprint and name in proven:
+            yield Finding(
+                "store", "note", f"worker {name} reaches this lock store by another address"
+            )
+        elif told["store"] != fingerprint:
+            yield Finding(
+                "store",
+                "error",
+                f"worker {name} uses another lock store (fingerprint {told['store']}, here "
+                f"{fingerprint}): it does not find what is kept in this one, and never releases "
+                "the keys that are taken here",
+                "give both the same unique_store_url",
+            )
+
+
+def same_versions(workers: Workers) -> Iterator[Finding]:
+    for name, told in sorted(workers.told.items()):
+        if told.get("key_version") != KEY_VERSION:
+            yield Finding(
+                "key-version",
+                "error",
+                f"worker {name} makes keys of version {told.get('key_version')} and this process "
+                f"of version {KEY_VERSION}: equal calls of both are not seen as equal",
+                "run the same release of celery-unique-tasks everywhere",
+            )
+        elif told.get("library") != __version__:
+            yield Finding(
+                "version",
+                "note",
+                f"worker {name} runs release {told.get('library')}, this process {__version__}",
+                "update the older one; workers first",
+            )
+
+
+def renewing(workers: Workers) -> Iterator[Finding]:
+    for name, told in sorted(workers.told.items()):
+        problem = _renewal_problem(told.get("renewal"))
+        if problem:
+            yield Finding(
+                "renewing",
+                "error",
+                f"worker {name} does not renew the leases of what it holds: {problem}. The locks "
+                "of its tasks lapse while they run",
+                "check that this worker reaches the lock store; " + RESTART,
+            )
+
+
+def _renewal_problem(renewal: Mapping[str, Any] | None) -> str:
+    if renewal is None:
+        return "its renewing thread was not started"
+    if renewal["failures_in_a_row"]:
+        return f"the last {renewal['failures_in_a_row']} rounds failed ({renewal['last_error']})"
+    last = renewal["last_round_s_ago"]
+    idle_s = renewal["running_for_s"] if last is None else last
+    if idle_s > LATE_ROUNDS * renewal["every_s"] + 1:
+        return f"the last round was {idle_s:g} s ago, and one is due every {renewal['every_s']:g} s"
+    return ""
+
+
+def reach(workers: Workers, diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Whether the processes that are there can share such a store at all."""
+    if diagnosis.reach == "process":
+        yield _memory_store(workers)
+    elif diagnosis.reach == "machine":
+        hosts = {told.get("host") for told in workers.told.values()} | {socket.gethostname()}
+        if len(hosts) > 1:
+            yield Finding(
+                "reach",
+                "error",
+                f"the locks are in a file, and processes run on {len(hosts)} machines "
+                f"({', '.join(sorted(map(str, hosts)))}): each machine has locks of its own, or "
+                "shares the file over a network, where SQLite's locking does not hold",
+                "use Redis or PostgreSQL (unique_store_url)",
+            )
+
+
+def _memory_store(workers: Workers) -> Finding:
+    if not workers.names:
+        return Finding(
+            "reach", "note", "the locks are in this process's memory, and nobody else sees them"
+        )
+    return Finding(
+        "reach",
+        "error",
+        "the locks are in memory (memory://), and there are several processes: "
+        f"{len(workers.names)} workers answered, each has locks of its own, and none of this "
+        "process's",
+        "use a store that processes share: redis://, postgresql+psycopg:// or sqlite:/// "
+        "(unique_store_url)",
+    )

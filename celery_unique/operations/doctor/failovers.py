@@ -1,0 +1,68 @@
+"""The fail-overs of the lock store that workers, or this process, have noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_unique.config.app_state import AppState
+from celery_unique.config.leases import moment_of
+from celery_unique.operations.workers import Workers
+from celery_unique.stores.diagnosis import Finding
+
+HERE = "this process"
+
+
+@dataclass(slots=True)
+class SeenFailOver:
+    before: str
+    after: str
+    noticed_at_ms: int = 0  # the last time
+    noticed_by: list[str] = field(default_factory=list)
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "before": self.before,
+            "after": self.after,
+            "noticed_at": moment_of(self.noticed_at_ms),
+            "noticed_by": self.noticed_by,
+        }
+
+
+def failovers_seen(app_state: AppState, workers: Workers) -> list[SeenFailOver]:
+    """Those between the same two servers are one, whoever has told of them; the newest last."""
+    seen: dict[tuple[str, str], SeenFailOver] = {}
+    for who, told in _told(app_state, workers):
+        servers = (str(told["before"]), str(told["after"]))
+        one = seen.setdefault(servers, SeenFailOver(*servers))
+        one.noticed_at_ms = max(one.noticed_at_ms, int(told["noticed_at_ms"]))
+        if who not in one.noticed_by:
+            one.noticed_by.append(who)
+    return sorted(seen.values(), key=lambda each: each.noticed_at_ms)
+
+
+def _told(app_state: AppState, workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, told in sorted(workers.told.items()):
+        for failover in told.get("failovers", ()):
+            yield name, failover
+    for each in list(app_state.failovers):
+        yield (
+            HERE,
+            {"before": each.before, "after": each.after, "noticed_at_ms": each.noticed_at * 1000},
+        )
+
+
+def findings(seen: list[SeenFailOver]) -> Iterator[Finding]:
+    for each in seen:
+        by = each.noticed_by[0]
+        if len(each.noticed_by) > 1:
+            by += f" and {len(each.noticed_by) - 1} more"
+        yield Finding(
+            "fail-over",
+            "note",
+            f"the lock store failed over from {each.before} to {each.after}, noticed at "
+            f"{moment_of(each.noticed_at_ms):%Y-%m-%d %H:%M:%S} UTC by {by}: locks taken in the "
+            "last moments before that may be lost, as if they had lapsed",
+            "nothing has to be done; min-replicas-to-write of the servers bounds how much is lost",
+        )

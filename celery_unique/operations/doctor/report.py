@@ -1,0 +1,290 @@
+"""``celery unique doctor``: is the set-up right, and is any lock in a wrong state?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_unique.config.app_state import AppState
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.keys.digest import KEY_VERSION
+from celery_unique.operations.explain import is_abandoned
+from celery_unique.operations.lost_messages import Unproven, may_be_lost, missing_messages
+from celery_unique.operations.select import LockView, StoreClock, locks_of
+from celery_unique.operations.workers import (
+    DEFAULT_TIMEOUT_S,
+    BrokerUnavailable,
+    NoAnswer,
+    Workers,
+    ask_workers,
+    store_marks_of_workers,
+)
+from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
+from celery_unique.stores.record import Record
+
+from . import checks, failovers
+from .failovers import SeenFailOver, failovers_seen
+from .followers import Followed, nobody_seen_yet
+
+#: Locks that are named in a finding; the others are counted.
+NAMED = 3
+#: Waiting locks that are looked into one by one.
+MOST_LOOKED_INTO = 2000
+
+
+@dataclass(slots=True)
+class Report:
+    facts: dict[str, str] = field(default_factory=dict)
+    servers: dict[str, dict[str, str]] = field(default_factory=dict)  # name -> facts
+    failovers: list[SeenFailOver] = field(default_factory=list)
+    followed: Followed | None = None  # None: the locks could not be looked at
+    passed: dict[str, str] = field(default_factory=dict)  # check -> what is right
+    findings: list[Finding] = field(default_factory=list)
+    workers: Workers = field(default_factory=Workers)
+    store_answers: bool = False
+
+    def of_level(self, *levels: Level) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level in levels]
+
+    def add(self, check: str, right: str, findings: Iterable[Finding]) -> None:
+        found = list(findings)
+        self.findings += found
+        if not any(finding.level != "note" for finding in found):
+            self.passed[check] = right
+
+
+def examine(app_state: AppState, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report:
+    """Everything that can be checked from here. Asks the store, the broker and the workers."""
+    report = Report()
+    clock, diagnosis = _examine_store(app_state, report)
+    try:
+        report.workers = ask_workers(app_state.app, timeout_s)
+    except BrokerUnavailable as error:
+        report.findings.append(
+            Finding("broker", "error", str(error), "without it no worker can be asked")
+        )
+    else:
+        _examine_workers(app_state, report, diagnosis, timeout_s)
+        if clock is not None:
+            report.findings += checks.worker_clocks(report.workers, clock.skew_ms)
+    report.failovers = failovers_seen(app_state, report.workers)
+    report.findings += failovers.findings(report.failovers)
+    if report.store_answers:
+        _examine_locks(app_state, report, timeout_s)
+    return report
+
+
+def _examine_store(app_state: AppState, report: Report) -> tuple[StoreClock | None, Diagnosis]:
+    store = app_state.store
+    report.facts["guarantee"] = store.guarantee
+    report.facts["fingerprint"] = store.fingerprint()
+    report.facts["namespace"] = app_state.settings.namespace or "(none)"
+    try:
+        store.ping()
+        clock = StoreClock(app_state)
+        ask: Any = getattr(store, "diagnose", Diagnosis)
+        diagnosis: Diagnosis = ask()
+    except StoreUnavailable as error:
+        report.findings.append(
+            Finding("store", "error", str(error), "until then calls fail, or are not unique")
+        )
+        return None, Diagnosis()
+    report.store_answers = True
+    report.facts |= diagnosis.facts
+    report.servers = diagnosis.servers
+    report.passed["store"] = f"the lock store answers in {clock.round_trip_ms:.1f} ms"
+    report.add(
+        "clock",
+        f"its clock and this machine's are {abs(clock.skew_ms):.0f} ms apart",
+        checks.clock(clock.skew_ms, clock.round_trip_ms),
+    )
+    report.add("server", _set_up(diagnosis), diagnosis.findings)
+    return clock, diagnosis
+
+
+def _set_up(diagnosis: Diagnosis) -> str:
+    number = len(diagnosis.servers)
+    return f"{f'all {number} servers are' if number > 1 else 'the server is'} set up for locks"
+
+
+def _examine_workers(
+    app_state: AppState, report: Report, diagnosis: Diagnosis, timeout_s: float
+) -> None:
+    workers = report.workers
+    count = f"{len(workers.told)} of {len(workers.names)} workers"
+    if workers.unasked:
+        report.findings += checks.presence(workers, timeout_s)
+    else:
+        report.add("workers", f"{count} answered", checks.presence(workers, timeout_s))
+    report.add("reach", "the processes can share this store", checks.reach(workers, diagnosis))
+    if not workers.told:
+        return
+    fingerprint, namespace = app_state.store.fingerprint(), app_state.settings.namespace
+    report.add(
+        "same store",
+        f"{count} use this store and namespace",
+        checks.same_store(
+            workers, fingerprint, namespace, _proven_same(app_state, report, timeout_s)
+        ),
+    )
+    report.add("versions", f"{count} make the same keys as here", checks.same_versions(workers))
+    report.add("renewing", f"{count} renew their leases", checks.renewing(workers))
+
+
+def _proven_same(app_state: AppState, report: Report, timeout_s: float) -> set[str]:
+    """The workers with another fingerprint that find in their store what is kept in this one."""
+    told, store = report.workers.told, app_state.store
+    others = [name for name in told if told[name].get("store") not in (None, store.fingerprint())]
+    if not others or not report.store_answers:
+        return set()
+    try:
+        with marked(store) as mark:
+            found = store_marks_of_workers(app_state.app, others, timeout_s)
+    except (StoreUnavailable, BrokerUnavailable):
+        return set()
+    return {name for name in others if mark in found.get(name, ())}
+
+
+# -- locks -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What one walk over all locks has found. Bounded: examples and counts."""
+
+    followed: Followed
+    locks: int = 0
+    abandoned: list[LockView] = field(default_factory=list)
+    abandoned_in_all: int = 0
+    waiting: list[LockView] = field(default_factory=list)
+    waiting_in_all: int = 0
+    other_versions: Counter[str] = field(default_factory=Counter)
+    unreadable: list[str] = field(default_factory=list)
+    unreadable_in_all: int = 0
+
+    def see_record(self, key: str, record: Record, now: int) -> None:
+        if record.unreadable:
+            self.unreadable_in_all += 1
+            if len(self.unreadable) < NAMED:
+                self.unreadable.append(record.unreadable)
+            return
+        if record.following is not None:
+            self.followed.see(record.following, now)
+        for lock in locks_of(key, record, now):
+            self.see(lock)
+
+    def see(self, lock: LockView) -> None:
+        self.locks += 1
+        version = lock.key.partition(":")[0]
+        if version != KEY_VERSION:
+            self.other_versions[version[:10]] += 1
+        if is_abandoned(lock):
+            self.abandoned_in_all += 1
+            if len(self.abandoned) < NAMED:
+                self.abandoned.append(lock)
+        elif may_be_lost(lock):
+            self.waiting_in_all += 1
+            if len(self.waiting) < MOST_LOOKED_INTO:
+                self.waiting.append(lock)
+
+
+def _examine_locks(app_state: AppState, report: Report, timeout_s: float) -> None:
+    walk = _Walk(nobody_seen_yet(app_state, report.workers))
+    try:
+        clock = StoreClock(app_state)
+        for key, record in app_state.store.walk():
+            walk.see_record(key, record, clock.now())
+        report.followed = walk.followed
+        report.add("abandoned", "no task has lost its worker", _abandoned(walk))
+        report.add("keys", f"all {walk.locks} locks have keys of this version", _versions(walk))
+        report.add("records", "every record can be read", _unreadable(walk))
+        report.add("followers", walk.followed.right(), walk.followed.findings())
+        _examine_messages(app_state, report, walk, timeout_s)
+    except StoreUnavailable as error:
+        report.findings.append(Finding("store", "error", str(error)))
+
+
+def _unreadable(walk: _Walk) -> Iterator[Finding]:
+    if walk.unreadable_in_all:
+        text = f"{walk.unreadable_in_all} records cannot be read. {walk.unreadable[0]}"
+        cure = "celery -A APP unique release --state unreadable"
+        yield Finding("records", "error", text, cure)
+
+
+def _abandoned(walk: _Walk) -> Iterator[Finding]:
+    if walk.abandoned_in_all:
+        yield Finding(
+            "abandoned",
+            "warning",
+            f"{walk.abandoned_in_all} tasks are recorded as running, and their workers have not "
+            f"been heard of since their delivery leases ended: {_named(walk.abandoned)}",
+            "with acks_late the broker delivers such a message again (Redis: after the visibility "
+            "timeout), and it runs; if you know that none comes back, free the key: "
+            "celery -A APP unique release --task-id ID",
+        )
+
+
+def _versions(walk: _Walk) -> Iterator[Finding]:
+    for version, count in sorted(walk.other_versions.items()):
+        yield Finding(
+            "key-version",
+            "warning",
+            f"{count} locks have keys of version {version!r}, taken by another release; this one "
+            f"makes version {KEY_VERSION} and does not see them",
+            "once no process of that release runs, they lapse with their leases",
+        )
+
+
+def _examine_messages(app_state: AppState, report: Report, walk: _Walk, timeout_s: float) -> None:
+    if "broker" in {finding.check for finding in report.findings} or not report.workers.names:
+        return  # said already: without workers everything waits, and nothing is wrong with that
+    try:
+        missing = missing_messages(app_state, walk.waiting, timeout_s, report.workers)
+        lost = list((unproven := Unproven()).proven(missing))
+    except NoAnswer as error:
+        report.findings.append(Finding("lost", "note", str(error)))
+        return
+    report.findings += _unproven(unproven)
+    report.add(
+        "lost", f"no {_looked_into(walk)} is known to have lost its message", _lost(walk, lost)
+    )
+
+
+def _looked_into(walk: _Walk) -> str:
+    if walk.waiting_in_all == len(walk.waiting):
+        return "waiting task"
+    return f"task of {len(walk.waiting)} that were looked into, of {walk.waiting_in_all} that wait,"
+
+
+def _lost(walk: _Walk, lost: list[LockView]) -> Iterator[Finding]:
+    if not lost:
+        return
+    who = f"{len(lost)} tasks wait,"
+    if walk.waiting_in_all > len(walk.waiting):
+        who = (
+            f"{len(lost)} of {len(walk.waiting)} tasks that were looked into, of "
+            f"{walk.waiting_in_all} that wait, do so,"
+        )
+    yield Finding(
+        "lost",
+        "warning",
+        f"{who} and neither the broker nor a worker has their message "
+        f"(a purged queue, or a broker that lost it): {_named(lost[:NAMED])}",
+        "free their keys: celery -A APP unique release --lost",
+    )
+
+
+def _unproven(unproven: Unproven) -> Iterator[Finding]:
+    for locks, reason in unproven.in_words():
+        who = "1 waiting task" if locks == 1 else f"{locks} waiting tasks"
+        yield Finding("lost", "note", f"the message of {who} was not found: {reason}")
+
+
+def _named(locks: list[LockView]) -> str:
+    named = [
+        f"{lock.entry.task_name}[{lock.task_id}]" + (f" on {lock.worker}" if lock.worker else "")
+        for lock in locks
+    ]
+    return ", ".join(named)

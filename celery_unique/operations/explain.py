@@ -1,0 +1,253 @@
+"""Why a call was dropped: what its key is made from, who holds it, and what would free it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import uuid
+
+from celery_unique.config.app_state import AppState
+from celery_unique.keys.call import Call
+from celery_unique.keys.digest import key_of
+from celery_unique.keys.identity import identify, policy_for, with_key
+from celery_unique.locks import text_of_call, text_of_idempotency_key
+from celery_unique.policy.durations import milliseconds
+from celery_unique.policy.policy import UniquePolicy
+from celery_unique.stores import acts
+from celery_unique.stores.base import Acquired, Claim
+from celery_unique.stores.record import Mark, Record, letters
+
+from .select import LockView, locks_of
+from .workers import process_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What would become of a call that is made now."""
+
+    outcome: str  # as results tell it, or ``rejected``, ``conflict``
+    task_id: str | None  # the task in its way, or in whose place it comes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    key: str
+    locks: tuple[LockView, ...]
+    marks: Mapping[str, Mark]
+    now: int
+    made_from: str | None = None  # None: a digest does not tell what it was made from
+    verdict: Verdict | None = None  # None: no call was given
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    more_marks: int = 0  # beside those
+
+
+def explain_record(key: str, record: Record, now: int) -> Explanation:
+    return Explanation(
+        key,
+        tuple(locks_of(key, record, now)),
+        dict(record.marks),
+        now,
+        more_marks=record.more_marks,
+    )
+
+
+def explain_call(
+    app_state: AppState, task: str, args: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> Explanation:
+    """A call with these arguments, as if it were made now."""
+    text = text_of_call(app_state, task, args or (), kwargs)
+    policy = _policy(app_state, task, {})
+    return _explain(app_state, task, text, policy, arguments="")
+
+
+def explain_idempotency_key(
+    app_state: AppState,
+    task: str | None,
+    idempotency_key: str,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """A call that brings this key. Without arguments: the ones it was first brought with."""
+    text = text_of_idempotency_key(app_state, task, idempotency_key)
+    policy = _policy(app_state, task or "", {"idempotency_key": idempotency_key})
+    arguments = None
+    if task is not None and (args is not None or kwargs is not None):
+        _, signature = app_state.policies.of(
+            task, app_state.app.tasks.get(task), {}, app_state.settings.app_defaults
+        )
+        call = Call(task, tuple(args or ()), kwargs or {}, signature, "", {}, idempotency_key)
+        settings = app_state.settings
+        arguments = identify(
+            call, policy, settings.key_secret, settings.idempotency_scope
+        ).arguments
+    return _explain(app_state, task or "", text, policy, arguments)
+
+
+def _policy(app_state: AppState, task: str, options: Mapping[str, Any]) -> UniquePolicy:
+    known = app_state.app.tasks.get(task)
+    found, _ = app_state.policies.of(
+        task, known, with_key(options), app_state.settings.app_defaults
+    )
+    policy = policy_for(found, task, options)
+    assert policy is not None  # or its text could not have been made
+    return policy
+
+
+def _explain(
+    app_state: AppState, task: str, text: str, policy: UniquePolicy, arguments: str | None
+) -> Explanation:
+    key = key_of(text, app_state.settings.key_secret)
+    record, now = app_state.store.read(key)
+    claim = _claim(task, policy, _or_same(arguments, record))
+    # The act itself, on a copy: no second set of rules that could say otherwise.
+    verdict = _verdict(acts.acquire(deepcopy(record), claim, now), record, claim)
+    return Explanation(
+        key,
+        tuple(locks_of(key, record, now)),
+        dict(record.marks),
+        now,
+        text,
+        verdict,
+        _shown_policy(policy),
+        record.more_marks,
+    )
+
+
+def _or_same(arguments: str | None, record: Record) -> str:
+    if arguments is not None:
+        return arguments
+    return next((task.arguments for task in record.tasks.values()), "")
+
+
+def _claim(task: str, policy: UniquePolicy, arguments: str) -> Claim:
+    return Claim(
+        task_id=uuid(),
+        task_name=task,
+        states=letters(policy.states),
+        grace_ms=1000,
+        on_conflict=policy.on_conflict,
+        max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
+        window_ms=milliseconds(policy.period) if policy.period else 0,
+        arguments=arguments,
+    )
+
+
+def _shown_policy(policy: UniquePolicy) -> dict[str, Any]:
+    """What decides on a conflict; what makes the key is in its text."""
+    shown: dict[str, Any] = {"on_conflict": policy.on_conflict, "states": list(policy.states)}
+    if policy.period:
+        shown["unique_for_s"] = policy.period.total_seconds()
+    return shown
+
+
+def _verdict(acquired: Acquired, record: Record, claim: Claim) -> Verdict:
+    holder = acquired.holder
+    if holder is not None:
+        if holder.arguments != claim.arguments:
+            text = "raises IdempotencyKeyConflict: the key was brought with other work"
+            return Verdict("conflict", holder.task_id, text)
+        if acquired.outcome == "rejected":
+            return Verdict("rejected", holder.task_id, "raises DuplicateTask")
+        text = "is not published: it gets the id and the result of the task that holds its key"
+        return Verdict("deduplicated", holder.task_id, text)
+    if acquired.after:
+        text = "is published, and held back until the running task has ended"
+        return Verdict("rerun", acquired.after, text)
+    if acquired.replaced:
+        text = "is published in the place of the task that waits"
+        return Verdict("replaced", acquired.replaced[0], text)
+    if any(not task.released for task in record.tasks.values()):
+        text = "is published: no task of this key is in one of its states and within its window"
+        return Verdict("created", None, text)
+    return Verdict("created", None, "is published: its key is free")
+
+
+def running_processes(app_state: AppState, locks: Iterable[LockView]) -> dict[str, int]:
+    """Task id -> the process that runs it, as far as the workers tell within a second.
+
+    A delivery is named after the worker's main process; which one of its pool has taken the task
+    is known to that worker alone.
+    """
+    found: dict[str, int] = {}
+    for lock in locks:
+        if lock.state == "active" and lock.entry.delivery_lease > lock.now:
+            process = process_of(app_state.app, lock.worker, lock.task_id)
+            if process is not None:
+                found[lock.task_id] = process
+    return found
+
+
+# -- in words ----------------------------------------------------------------------------
+
+_MEANS = {
+    "pending": "its caller has taken the lock and not confirmed yet that it is published",
+    "scheduled": "published, and waits for its ETA",
+    "available": "published, and waits for a worker",
+    "active": "running",
+    "retryable": "waits for its retry",
+    "completed": "has succeeded, and is remembered",
+    "discarded": "has failed, and is remembered",
+    "cancelled": "was revoked, and is remembered",
+    "released": "its key was released by hand: it blocks nobody",
+}
+
+_MARKS = {
+    "superseded": "another call took its place before it started; it never runs",
+    "withdrawn": "its publish failed, and it was taken back; if its message exists it is dropped",
+    "revoked": "it was revoked before it started; it does not run",
+    "done": "it has ended; a second message of it is dropped",
+}
+
+
+def meaning(lock: LockView) -> str:
+    """The state in words."""
+    entry = lock.entry
+    if entry.by:
+        return "in limbo: another call is about to take its place"
+    if entry.after and lock.state in ("pending", "available", "scheduled"):
+        return "published, and held back until the task that it comes after has ended"
+    if entry.ending:
+        return f"its body is over ({lock.state}), and its result is being stored"
+    if is_abandoned(lock):
+        return "started, but its worker has not been heard of since its delivery lease ended"
+    return _MEANS[lock.state]
+
+
+def mark_meaning(kind: str) -> str:
+    return _MARKS.get(kind, kind)
+
+
+def is_abandoned(lock: LockView) -> bool:
+    """Whether the delivery that runs it is no longer believed alive."""
+    entry = lock.entry
+    return bool(entry.delivery) and 0 < entry.delivery_lease <= lock.now and not entry.released
+
+
+def freed_by(lock: LockView) -> list[str]:
+    """What would free the key of this task, in words; times are left to who shows them."""
+    state = lock.state
+    if state == "released":
+        return ["nothing to free: the next call is admitted"]
+    if lock.entry.terminal and not lock.entry.ending:
+        return ["the end of its window or retention, which is the end of its lease"]
+    if state == "pending":
+        return [
+            "the end of the task, once it is published",
+            "the end of its lease (the publish grace), if its caller has died",
+        ]
+    if is_abandoned(lock):
+        return ["the end of its lease, unless its message is delivered again: then it runs again"]
+    if state == "active" or lock.entry.ending:
+        return [
+            "the end of the task, however it ends",
+            "the end of its lease, if its worker dies and no message of it comes back",
+        ]
+    return [
+        "the end of the task, however it ends",
+        "revoking it",
+        "the end of its lease, if its message is gone (a purged queue)",
+    ]

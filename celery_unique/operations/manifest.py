@@ -1,0 +1,39 @@
+"""The conformance manifest of the Open Job Spec, section 8.3.
+
+Not a module called as its function is: once imported, it would stand in the function's place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_unique import __version__
+from celery_unique.config.app_state import state_of
+
+__all__ = ["manifest"]
+
+OJS_VERSION = "1.0.0-rc.1"
+#: Levels count whole, from below, and describe a job backend with an interface of its own. This
+#: is none: of the specification it has unique jobs, which `capabilities` says.
+CONFORMANCE_LEVEL = 0
+
+
+def manifest(app: Any) -> dict[str, Any]:
+    """Return what the app can promise, with the strength of the store that it has configured.
+
+    Connects to nothing. Without a store to be found it is a ConfigurationError.
+    """
+    app = getattr(app, "_get_current_object", lambda: app)()
+    store = state_of(app).store
+    return {
+        "ojs_version": OJS_VERSION,
+        "implementation": {
+            "name": "celery-unique-tasks",
+            "version": __version__,
+            "language": "python",
+        },
+        "conformance_level": CONFORMANCE_LEVEL,
+        "capabilities": {
+            "unique_jobs": {"strength": store.guarantee, "mechanism": store.mechanism},
+        },
+    }

@@ -1,0 +1,24 @@
+"""Letting go of many locks, one act each: none is stopped, and each is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from celery_unique import reporting
+from celery_unique.config.app_state import AppState
+
+from .select import LockView
+
+
+def release_all(app_state: AppState, locks: Iterable[LockView]) -> Iterator[tuple[LockView, bool]]:
+    """Release each lock as it comes, and tell whether there was still one to release.
+
+    By key *and* task: a lock that went to another task since it was seen is left alone.
+    """
+    for lock in locks:
+        released = app_state.store.release(lock.key, lock.task_id or None) > 0
+        if released and lock.task_id:
+            reporting.released(
+                app_state.app, lock.entry.task_name, lock.task_id, lock.key, "released by hand"
+            )
+        yield lock, released

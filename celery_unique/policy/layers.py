@@ -1,0 +1,235 @@
+"""The options of tasks and calls, and how their layers become one policy.
+
+Layers, from the highest: the call, the task, `task_annotations`, and the app's defaults
+(``unique_default_*``). Each field is decided by itself by the highest layer that gives it.
+
+- ``unique`` as a policy or a mapping gives *all* fields at its layer; options beside it, and in
+  layers above, replace single fields of it.
+- An option that is given as None takes the field back to the library's default.
+- A field from below gives way to one from above that it could not stand beside: ``unique_key``
+  over ``unique_on`` (and the reverse), ``unique_by`` without ``args`` or ``meta`` over names for
+  them, a conflict strategy that replaces nothing over ``unique_max_wait``. In one layer the same
+  two are a clash.
+- ``unique_on`` and ``unique_key`` bring ``args`` into the key, ``unique_meta`` brings ``meta``,
+  unless ``unique_by`` beside them says otherwise: that is a clash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_unique.exceptions import InvalidPolicy, shown
+
+from .durations import parse_duration
+from .fields import CHECKS, DEFAULTS, DIMENSIONS, REPLACING
+from .option_names import (
+    CALL_ONLY,
+    OPTION_FIELDS,
+    TASK_OPTIONS,
+    check_call_names,
+    is_near_miss,
+    may_be_an_option,
+)
+from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments, warn_of_window_alone
+
+Options = Mapping[str, Any]
+
+#: What Celery gives with nearly every call: one comparison tells that nothing here is ours.
+_OPTIONS_OF_CELERY = frozenset(
+    {
+        *("add_to_parent", "chain", "chord", "compression", "countdown", "delivery_mode", "eta"),
+        *("exchange", "expires", "group_id", "group_index", "headers", "ignore_result"),
+        *("immediate", "link", "link_error", "mandatory", "parent_id", "priority", "producer"),
+        *("queue", "result_cls", "root_id", "routing_key", "serializer", "shadow"),
+        *("soft_time_limit", "task_id", "task_type", "time_limit"),
+    }
+)
+
+
+def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take this library's options out of those of ``apply_async``, and return them."""
+    if options.keys() <= _OPTIONS_OF_CELERY:
+        return {}
+    stamps = options.get("stamped_headers") or ()
+    ours = [
+        name
+        for name in options
+        if may_be_an_option(name) or (is_near_miss(name) and name not in stamps)
+    ]
+    if not ours:
+        return {}
+    check_call_names(ours)
+    taken = {name: options.pop(name) for name in ours}
+    return _with_checked_idempotency(taken) if CALL_ONLY.intersection(taken) else taken
+
+
+def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:
+    """Drop what was given as None, so that "given" is "present" from here on."""
+    taken = {
+        name: value for name, value in taken.items() if name in TASK_OPTIONS or value is not None
+    }
+    if "idempotency_ttl" in taken:
+        if "idempotency_key" not in taken:
+            raise InvalidPolicy(
+                "idempotency_ttl has no effect without idempotency_key: give both, "
+                "or use unique_for",
+                field="idempotency_ttl",
+            )
+        taken["idempotency_ttl"] = parse_duration(taken["idempotency_ttl"], "idempotency_ttl")
+    return taken
+
+
+def resolve(layers: Sequence[Options], *, defaults: Options | None = None) -> UniquePolicy | None:
+    """Return the policy of these layers, the highest first; None if they say it is not unique.
+
+    `defaults` are the app's, by option name. They never make a task unique.
+    """
+    return PolicyLayers(layers, defaults=defaults).policy
+
+
+def override(policy: UniquePolicy, call_options: Options) -> UniquePolicy | None:
+    """Return `policy` with the fields that a call gives; None for ``unique=False``."""
+    return PolicyLayers([{"unique": policy}]).for_call(call_options)
+
+
+class _Merged(NamedTuple):
+    """Layers as far as they are put together."""
+
+    fields: dict[str, Any]
+    unique: bool | None = None  # None: no layer has said it
+    #: An option, with its value, that nothing below or beside it makes effective.
+    idle: tuple[str, Any] | None = None
+    #: A document that leaves the keys to the Open Job Spec, where no option has given them.
+    without_keys: Options | None = None
+    #: Whether a layer has said in which states a task counts.
+    says_states: bool = False
+
+
+class PolicyLayers:
+    """What stands below a call, merged once; a wrong option is an InvalidPolicy here already."""
+
+    __slots__ = ("_merged", "_spare_max_wait", "_task", "policy")
+
+    #: The policy of a call that gives no options.
+    policy: UniquePolicy | None
+
+    def __init__(
+        self,
+        layers: Sequence[Options],
+        *,
+        defaults: Options | None = None,
+        task: str | None = None,
+    ) -> None:
+        self._task = task  # for warnings
+        app_wide = _fields_given(defaults or {})
+        # A wait that the app gives is for the tasks that replace, and no error on the others.
+        self._spare_max_wait = app_wide.pop("max_wait", None)
+        self._merged = _Merged(_merge({}, app_wide), says_states="states" in app_wide)
+        for layer in reversed(layers):
+            self._merged = _add(self._merged, layer)
+        self.policy = self._build(self._merged)
+
+    def for_call(self, options: Options) -> UniquePolicy | None:
+        """Return the policy of a call with these options above the layers."""
+        # idempotency_key and its ttl say nothing about the policy.
+        if not any(name in TASK_OPTIONS for name in options):
+            return self.policy
+        return self._build(_add(self._merged, options))
+
+    def _build(self, merged: _Merged) -> UniquePolicy | None:
+        if merged.idle is not None:
+            raise _without_effect(merged)
+        if merged.unique is None:
+            return None
+        fields = merged.fields
+        if fields.get("on_conflict") in REPLACING:
+            fields = {"max_wait": self._spare_max_wait, **fields}
+        # Built for unique=False as well: a switch turned off does not hide a wrong option.
+        policy = UniquePolicy(**fields)
+        if not merged.unique:
+            return None
+        if merged.without_keys is not None and "args" not in policy.keys:
+            warn_of_ignored_arguments(merged.without_keys, self._task)
+        if self._task is not None and policy.period is not None and not merged.says_states:
+            warn_of_window_alone(self._task, policy.period)
+        return policy
+
+
+def _without_effect(merged: _Merged) -> InvalidPolicy:
+    name, value = merged.idle or ("", None)
+    said = "set nowhere" if merged.unique is None else "False"
+    return InvalidPolicy(
+        f"{name}={shown(value)} has no effect, since unique is {said}: add unique=True", field=name
+    )
+
+
+def _add(below: _Merged, layer: Options) -> _Merged:
+    """Put one layer on top."""
+    unique, fields = layer.get("unique"), below.fields
+    without_keys, says_states = below.without_keys, below.says_states
+    if unique is not None and not isinstance(unique, bool):
+        is_policy = isinstance(unique, UniquePolicy)
+        policy = unique if is_policy else UniquePolicy(**ojs_fields(unique))
+        without_keys = None if is_policy or "keys" in unique else unique
+        unique, fields, says_states = True, policy.as_fields(), policy.says_states
+    says_states = says_states or layer.get("unique_states") is not None
+    fields = _merge(fields, _fields_given(layer))
+    if "unique_by" in layer:
+        without_keys = None
+    if unique is not None:
+        # Beside unique=False options may stand: that is how a task is switched off and on.
+        return _Merged(fields, unique, None, without_keys, says_states)
+    idle = below.idle or (None if below.unique else _idle(layer))
+    return _Merged(fields, below.unique, idle, without_keys, says_states)
+
+
+def _idle(layer: Options) -> tuple[str, Any] | None:
+    return next(
+        ((name, layer[name]) for name in OPTION_FIELDS if layer.get(name) is not None), None
+    )
+
+
+def _fields_given(layer: Options) -> dict[str, Any]:
+    """Return the layer's options as checked policy fields; None becomes the default."""
+    return {
+        field: DEFAULTS[field] if layer[option] is None else CHECKS[field](layer[option])
+        for option, field in OPTION_FIELDS.items()
+        if option in layer
+    }
+
+
+def _merge(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    if not given:
+        return below
+    inherited = {field: value for field, value in below.items() if field not in given}
+    for field in _fields_that_give_way(given):
+        inherited.pop(field, None)
+    merged = {**inherited, **given}
+    if "keys" not in given:
+        merged["keys"] = _keys_with_implied(below.get("keys", DEFAULTS["keys"]), given)
+    return merged
+
+
+def _fields_that_give_way(given: dict[str, Any]) -> Iterable[str]:
+    if given.get("key") is not None:
+        yield "args_keys"
+    if given.get("args_keys") is not None:
+        yield "key"
+    if "args" not in given.get("keys", DIMENSIONS):
+        yield from ("args_keys", "key")
+    if "meta" not in given.get("keys", DIMENSIONS):
+        yield "meta_keys"
+    if given.get("on_conflict", REPLACING[0]) not in REPLACING:
+        yield "max_wait"
+
+
+def _keys_with_implied(keys: tuple[str, ...], given: dict[str, Any]) -> tuple[str, ...]:
+    wanted = set(keys)
+    if given.get("args_keys") is not None or given.get("key") is not None:
+        wanted.add("args")
+    if given.get("meta_keys") is not None:
+        wanted.add("meta")
+    elif "meta_keys" in given:
+        wanted.discard("meta")
+    return tuple(name for name in DIMENSIONS if name in wanted)

@@ -1,0 +1,304 @@
+"""Which policy a task has: its own options, its annotations and the app's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from celery_unique.exceptions import InvalidPolicy, suggestion
+from celery_unique.keys.unique_key import misfit
+
+from .layers import PolicyLayers
+from .option_names import LEFT_OVER, TASK_OPTIONS, check_decorator_names, check_names, is_near_miss
+from .policy import UniquePolicy, warn_once
+
+#: Where the options of the decorator are kept on a task's class: Celery writes
+#: annotations over the attributes of the same names.
+OWN_OPTIONS = "_celery_unique_options"
+#: Marks a class that stands in front of the task's own for its ``__call__`` alone.
+IN_FRONT = "_celery_unique_in_front"
+_LEFT_ALONE = "_celery_unique_left_alone"
+#: What annotations and the app's defaults may still say, for the better of any decorator.
+_STILL_TO_COME = {
+    "unique": True,
+    "unique_on_conflict": "replace",
+    "unique_meta": "any",
+    "unique_states": "until_done",
+}
+_PREFIXES = ("unique_", "idempotency_")
+
+
+@dataclass(slots=True)
+class _Known:
+    task: Any
+    defaults: Mapping[str, Any]
+    layers: PolicyLayers
+    signature: inspect.Signature | None
+    unguarded: InvalidPolicy | None
+
+
+class TaskPolicies:
+    """The policies of one app's tasks, each put together once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def of(
+        self, name: str, task: Any, call_options: Mapping[str, Any], defaults: Mapping[str, Any]
+    ) -> tuple[UniquePolicy | None, inspect.Signature | None]:
+        """The policy of one call, None where it is not unique, and the task's signature."""
+        known = self._known.get(name)
+        if known is None or known.task is not task or known.defaults is not defaults:
+            known = self._learn(name, task, defaults)
+        try:
+            policy = known.layers.for_call(call_options)
+        except InvalidPolicy as error:
+            raise _of_task(name, error) from None
+        if policy is not None and known.unguarded is not None:
+            raise known.unguarded.with_traceback(None)
+        if policy is not None and call_options:
+            check_policy(name, policy, known.signature)
+        return policy, known.signature
+
+    def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
+        layers = _layers(name, lambda: layers_of(task) if task is not None else [], defaults)
+        signature = signature_of(task) if task is not None else None
+        if layers.policy is not None:
+            check_policy(name, layers.policy, signature)
+        unguarded = _unguarded(name, type(task))
+        self._known[name] = known = _Known(task, defaults, layers, signature, unguarded)
+        return known
+
+
+def _layers(
+    name: str,
+    said: Callable[[], list[dict[str, Any]]],
+    defaults: Mapping[str, Any] | None = None,
+) -> PolicyLayers:
+    try:
+        return PolicyLayers(said(), defaults=defaults, task=name)
+    except InvalidPolicy as error:
+        raise _of_task(name, error) from None
+
+
+def _of_task(name: str, error: InvalidPolicy) -> InvalidPolicy:
+    """The error of an option, which knows nothing of tasks."""
+    return InvalidPolicy(f"{name}: {error}", field=error.field)
+
+
+def signature_of(task: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(task.run)
+    except (TypeError, ValueError):  # a body written in C may not tell
+        return None
+
+
+def layers_of(task: Any) -> list[dict[str, Any]]:
+    """What the task says itself, then what annotations say of it."""
+    leaf = class_of(task)
+    if _LEFT_ALONE in leaf.__dict__:
+        return []
+    own = leaf.__dict__.get(OWN_OPTIONS)
+    if own is None:  # bound unseen, so they are told apart no more
+        return [_static_options(leaf.__mro__)]
+    attributes = _options_of_class(leaf)
+    annotations = {name: value for name, value in attributes.items() if name not in own}
+    said = _said_by(leaf)
+    check_names(annotations, "task_annotations")
+    return [said, annotations]
+
+
+def class_of(task: Any) -> type:
+    """The class that Celery has made for the task, or that its author has written."""
+    cls = type(task)
+    return cls.__mro__[1] if IN_FRONT in cls.__dict__ else cls
+
+
+def _said_by(leaf: type) -> dict[str, Any]:
+    own = leaf.__dict__.get(OWN_OPTIONS, {})
+    check_decorator_names(own, "task")
+    return {**_static_options(leaf.__mro__[1:]), **own}
+
+
+def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
+    """Options among class attributes. Read from ``__dict__``: a function that is asked
+    for through the task would come back as a bound method."""
+    found: dict[str, Any] = {}
+    for cls in reversed(classes):
+        found.update(_options_in(cls))
+    said = _not_none(found)
+    check_names(said, "task")
+    return said
+
+
+def _options_of_class(cls: type) -> dict[str, Any]:
+    return _not_none(_options_in(cls))
+
+
+def _not_none(found: Mapping[str, Any]) -> dict[str, Any]:
+    # UniqueTask declares every option as None: "not said".
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _options_in(cls: type) -> dict[str, Any]:
+    return {
+        name: _plain(value)
+        for name, value in vars(cls).items()
+        if name in TASK_OPTIONS or (name.startswith(_PREFIXES) and not _is_method(value))
+    }
+
+
+def _is_method(value: Any) -> bool:
+    """Whether Python binds it: a function, property, class method or the like. Under a name that
+    is no option, it is the class's own."""
+    return hasattr(type(value), "__get__")
+
+
+def options_among(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this library among those of ``@app.task``, right or wrong."""
+    return {name: value for name, value in options.items() if _is_ours(name)}
+
+
+def _is_ours(name: str) -> bool:
+    return name in TASK_OPTIONS or name.startswith(_PREFIXES) or is_near_miss(name)
+
+
+def remember_options(cls: type) -> None:
+    """Keep what a task's class says before annotations are written over it."""
+    if OWN_OPTIONS not in cls.__dict__:
+        setattr(cls, OWN_OPTIONS, _options_of_class(cls))
+
+
+def recover_options(
+    cls: type, annotated: Collection[str], decorator: Mapping[str, Any] | None
+) -> list[str]:
+    """The same for a class over which ``annotated`` has been written already.
+
+    ``decorator`` are all options of the task's decorator, None where they are not known any
+    more. Returns the options of which nobody knows whether the task had said them, too.
+    """
+    attributes = _options_of_class(cls)
+    own = {name: value for name, value in attributes.items() if name not in annotated}
+    setattr(cls, OWN_OPTIONS, {**own, **options_among(decorator or {})})
+    return sorted(TASK_OPTIONS.intersection(annotated)) if decorator is None else []
+
+
+def _plain(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
+    """Fail where the task is defined, not at its first call."""
+    _check_made(task, _layers(task.name, lambda: layers_of(task), defaults))
+
+
+def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
+    """Refuse what is wrong whatever annotations and the app's defaults say."""
+    own = options_among(options)
+
+    def said() -> list[dict[str, Any]]:
+        check_decorator_names(own, "task")
+        return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
+
+    policy = _layers(name, said).policy
+    if (own.get("unique") or getattr(base, "unique", None)) and (error := _unguarded(name, base)):
+        raise error
+    if policy is not None and (policy.argument_names or callable(policy.key)):
+        check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
+
+
+def _signature_of_function(fun: Any, bind: bool) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(fun)
+    except (TypeError, ValueError):  # as above
+        return None
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:]) if bind else signature
+
+
+def is_wrong_by_itself(task: Any) -> bool:
+    """Whether the task's own options are wrong, whatever annotations say."""
+    try:
+        _check_made(task, _layers(task.name, lambda: [_said_by(class_of(task))]))
+    except InvalidPolicy:
+        return True
+    return False
+
+
+def leave_alone(task: Any) -> None:
+    """Take nothing that the task says for an option: it is not meant for this library."""
+    setattr(class_of(task), _LEFT_ALONE, True)
+
+
+def _check_made(task: Any, layers: PolicyLayers) -> None:
+    if layers.policy is not None:
+        check_policy(task.name, layers.policy, signature_of(task))
+        _check_strategy(task)
+        given = {name: getattr(task, name, None) for name in LEFT_OVER}
+        left = [option for option, value in given.items() if value is not None]
+        warn_of_left_over(task.name, task, left)
+
+
+def _check_strategy(task: Any) -> None:
+    error = _unguarded(task.name, type(task))
+    if error is not None:
+        raise error
+    if task.Strategy != Task.Strategy:
+        warn_once(
+            ("strategy", task.name),
+            f"{task.name} has a Strategy of its own. If that does not end in Celery's "
+            "(celery.worker.strategy.default), its messages do not pass this library, and nothing "
+            "releases its keys",
+        )
+
+
+def _unguarded(name: str, cls: type) -> InvalidPolicy | None:
+    """Why no task of this class can be unique: celery-batches, or a copy of it, puts messages aside
+    and runs them in one, of which Celery sees neither start nor end."""
+    if getattr(cls, "Strategy", None) in (None, Task.Strategy) or not hasattr(cls, "flush_every"):
+        return None
+    return InvalidPolicy(
+        f"{name}: its messages are collected and run together (Batches), so that nothing sees the "
+        "end of one of them, and its key would stay taken. Make the task unique that adds to the "
+        "batch, or call this one without it: unique=False",
+        field="unique",
+    )
+
+
+def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:
+    """Of options of other libraries that nothing reads: with their own base class, both libraries
+    are in use, as while an app changes over."""
+    for option in options:
+        library, becomes = LEFT_OVER[option]
+        package = library.replace("-", "_")
+        if any(cls.__module__.partition(".")[0] == package for cls in type(task).__mro__):
+            continue
+        warn_once(
+            ("left over", name, option),
+            f"{name}: {option} is an option of {library}, and has no effect on a unique task: "
+            f"{becomes}. See 'From {library}' in docs/howto/migrate.md",
+        )
+
+
+def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature | None) -> None:
+    if signature is None:
+        return
+    parameters = signature.parameters
+    if callable(policy.key):
+        wrong = misfit(policy.key, parameters)
+        if wrong is not None:
+            raise InvalidPolicy(f"{name}: {wrong}", field="key")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for argument in policy.argument_names:
+        if argument not in parameters:
+            raise InvalidPolicy(
+                f"{name} has no argument {argument!r}."
+                f"{suggestion(argument, sorted(parameters))} "
+                f"Name one of: {', '.join(parameters) or '(none)'}.",
+                field="args_keys" if policy.key is None else "key",
+            )

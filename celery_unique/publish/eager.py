@@ -1,0 +1,203 @@
+"""Eager calls: carried out on the spot, with a lock only where ``unique_eager`` asks for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from celery import Task, group, states
+from celery.canvas import _chain, _chord
+from celery.result import EagerResult
+from celery.utils import uuid
+
+from celery_unique import reporting
+from celery_unique.config.app_state import AppState
+from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.followers.continuations import continues, fail_link
+from celery_unique.header import LockHeader
+from celery_unique.keys.identity import check_key, policy_for
+from celery_unique.policy.layers import take_call_options
+from celery_unique.stores.record import LETTER_OF, State
+from celery_unique.worker.lock_client import WorkerLockClient
+
+from .coordinator import UniqueTaskCoordinator
+from .joining import CANVAS, FOLLOWING, fails_under_its_id
+from .request import Attempt, current_request, policy_of, prepare
+from .results import CallOutcome, UniqueEagerResult, eager_result, with_facts
+from .store_client import Remembered
+
+#: The parameters of ``Task.apply`` after the first two, for callers that give them by position.
+_PARAMETERS = (
+    "link",
+    "link_error",
+    "task_id",
+    "retries",
+    "throw",
+    "logfile",
+    "loglevel",
+    "headers",
+)
+_END_OF_STATE = {states.SUCCESS: State.COMPLETED, states.IGNORED: State.CANCELLED}
+
+Apply = Callable[..., Any]
+
+#: Ids that were called with a key and run in this process right now, and that key.
+_running: dict[str, str] = {}
+
+#: What ended in this process and still holds its key, by id: a duplicate has the same outcome.
+_ended: Remembered[EagerResult] = Remembered()
+
+#: Celery's eager canvases. They call their members as anybody calls ``apply``.
+_CANVASES = (_chain.apply.__code__, group.apply.__code__, _chord.apply.__code__)
+
+
+def around_apply(app_state: AppState, task: Any, original: Apply) -> Apply:
+    """``task.apply``, which every eager call passes."""
+
+    def apply(args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        options.update(zip(_PARAMETERS, positional, strict=False))
+        ours = take_call_options(options)
+        if options.get("task_id") in _running:  # a retry: it goes on as the first attempt began
+            return eager_result(original(args, kwargs, **options))
+        if app_state.settings.eager:
+            return _call(app_state, task, original, args, kwargs, ours, options)
+        # Wrong options are errors in eager test suites too, or they would hide them.
+        policy_for(policy_of(app_state, task.name, task, ours)[0], task.name, ours)
+        check_key(task.name, ours)
+        return eager_result(original(args, kwargs, **options))
+
+    return apply
+
+
+def _call(
+    app_state: AppState,
+    task: Any,
+    original: Apply,
+    args: Any,
+    kwargs: Any,
+    ours: Mapping[str, Any],
+    options: dict[str, Any],
+) -> UniqueEagerResult:
+    run = partial(original, args, kwargs)
+    try:
+        attempt = prepare(app_state, task.name, task, args, kwargs, ours, options)
+        if attempt is None:
+            return eager_result(run(**options))
+        return _locked(app_state, task, attempt, run, options)
+    except CeleryUniqueError as error:
+        # Of a callback it would be the error of the task which has just succeeded, and of a
+        # member of a group that of all its members.
+        goes_on = continues(current_request(app_state))
+        if not goes_on and not fails_under_its_id(error, options):
+            raise
+        options = {**options, "task_id": options.get("task_id") or uuid(), "ignore_result": True}
+        fail_link(app_state.app, task.name, options, error)
+        return UniqueEagerResult(options["task_id"], error, states.FAILURE, None, task.name)
+
+
+def _locked(
+    app_state: AppState, task: Any, attempt: Attempt, run: Apply, options: dict[str, Any]
+) -> UniqueEagerResult:
+    send = partial(_run, app_state, task, attempt.key, run, options)
+    if attempt.parent_id and _running.get(attempt.parent_id) == attempt.key:
+        # Its own successor, which cannot wait here: what it would come after waits for it.
+        reporting.unlocked_run(
+            task.name, attempt.task_id, "it is called by the task it comes after"
+        )
+        result = send(attempt.task_id, None, None)
+        return _told(result, CallOutcome("bypassed", False, attempt.key))
+    in_canvas = attempt.policy.on_conflict in FOLLOWING and _is_in_canvas(options)
+    waited_for = _is_waited_for(attempt, options)
+
+    def bypasses(holder_id: str) -> bool:
+        """A duplicate that somebody waits for is carried out: there is nobody to follow."""
+        return waited_for or (in_canvas and holder_id not in _ended)
+
+    attempt = replace(attempt, bypasses=bypasses, eager=True)
+    published = app_state.part(UniqueTaskCoordinator).publish(attempt, send)
+    result = published.result
+    if result is None:
+        result = _outcome_of(published.task_id, task.name)
+    return _told(result, published.facts)
+
+
+def _told(result: Any, facts: CallOutcome) -> UniqueEagerResult:
+    return with_facts(eager_result(result), facts)  # type: ignore[no-any-return]
+
+
+def _outcome_of(holder_id: str, task_name: str) -> UniqueEagerResult:
+    """The holder's, where it is known: not while it runs, nor where it ended elsewhere."""
+    ended = _ended.get(holder_id)
+    if ended is None:
+        return UniqueEagerResult(holder_id, None, states.PENDING, None, task_name)
+    return UniqueEagerResult(*ended.__reduce_args__())
+
+
+def _is_waited_for(attempt: Attempt, options: Mapping[str, Any]) -> bool:
+    """Whether somebody waits for the call's own callbacks, or for its very id."""
+    # Whoever asks for an error knows that the callbacks will not fire.
+    rejects = attempt.policy.on_conflict == "reject"
+    if not rejects and (options.get("link") or options.get("link_error")):
+        return True
+    # The caller's own id, for its retry or for what it is replaced by.
+    return attempt.parent_id is not None and options.get("task_id") == attempt.parent_id
+
+
+def _is_in_canvas(options: Mapping[str, Any]) -> bool:
+    """Whether a chain, group or chord makes this call: it goes on with what the call returns.
+
+    Celery tells that only to members of groups: of the others only the stack knows.
+    """
+    if any(options.get(name) for name in CANVAS):
+        return True
+    frame = sys._getframe(1)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code in _CANVASES:
+            return True
+        if frame.f_code is Task.apply.__code__:  # of the task in whose body the call is made
+            return False
+    return False
+
+
+def _run(
+    app_state: AppState,
+    task: Any,
+    key: str,
+    run: Apply,
+    options: Mapping[str, Any],
+    task_id: str,
+    header: LockHeader | None,
+    _delay: int | None,
+) -> Any:
+    """In place of a publish: start, run and finish under the lock that was just taken."""
+    run = partial(run, **{**options, "task_id": task_id})
+    _running[task_id] = key
+    try:
+        return run() if header is None else _run_held(app_state, task, run, header)
+    finally:
+        _running.pop(task_id, None)
+
+
+def _run_held(app_state: AppState, task: Any, run: Apply, header: LockHeader) -> Any:
+    task_id = header.task_id
+    delivery = f"{socket.gethostname()}/{os.getpid()}/eager/{task_id}"
+    header = replace(header, delivery=delivery)
+    app_state.part(WorkerLockClient).start(header, task.name, delivery, acks_late=False)
+    end = State.DISCARDED
+    result = None
+    try:
+        result = run()
+        end = _END_OF_STATE.get(result.state, State.DISCARDED)
+        return result
+    except Exception as error:
+        result = EagerResult(task_id, error, states.FAILURE, None, task.name)
+        raise
+    finally:
+        if LETTER_OF[end] in header.keep and result is not None:
+            _ended.remember(task_id, result)
+        app_state.part(WorkerLockClient).finish(header, task.name, end)

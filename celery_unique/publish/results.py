@@ -1,0 +1,149 @@
+"""What a call is told about uniqueness, as plain values."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from celery import current_app
+from celery.backends.base import DisabledBackend
+from celery.result import AsyncResult, EagerResult
+
+from celery_unique.config.app_state import state_of
+
+from .stored_meta import StoredUnique, carry, read
+
+logger = logging.getLogger("celery_unique")
+
+
+OUTCOMES = ("created", "deduplicated", "replaced", "joined", "rerun", "bypassed")
+
+
+@dataclass(slots=True)
+class CallOutcome:
+    """What a caller can ask of the result about uniqueness."""
+
+    outcome: str = "bypassed"
+    deduplicated: bool = False
+    unique_key: str | None = None
+    holder_state: str | None = None
+
+
+_BYPASSED = CallOutcome()
+
+
+class _Facts:
+    """The public attributes, shared by the two kinds of result."""
+
+    _facts: CallOutcome = _BYPASSED
+
+    @property
+    def outcome(self) -> str:
+        """``created``, ``deduplicated``, ``replaced``, ``joined``, ``rerun`` or ``bypassed``."""
+        return self._facts.outcome
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether this call was not published, since another task does its work."""
+        return self._facts.deduplicated
+
+    @property
+    def unique_key(self) -> str | None:
+        return self._facts.unique_key
+
+    @property
+    def holder_state(self) -> str | None:
+        """The state in which a duplicate found the holder."""
+        return self._facts.holder_state
+
+    @property
+    def unique(self) -> StoredUnique | None:
+        """What is stored of the task beside its result: nothing, where nothing is stored."""
+        return None
+
+
+class UniqueResult(_Facts, AsyncResult):
+    """An ``AsyncResult`` of the task that does the work: the caller's own, or the holder."""
+
+    @property
+    def unique(self) -> StoredUnique | None:
+        """What the result backend has stored of the task beside its result, from its end on.
+
+        Asks the backend, as ``result.state`` does. None where the task is not unique, has
+        nothing stored yet, or where the backend keeps nothing but the result, or there is none.
+        """
+        if isinstance(self.backend, DisabledBackend):  # it refuses every question
+            return None
+        return read(self._get_task_meta())
+
+    def revoke(self, *args: Any, **kwargs: Any) -> None:
+        """Revoke the task that does the work. Its key is free at once if it has not started.
+
+        A duplicate has no task of its own: this revokes the holder, for everybody. One that
+        has joined the holder under its own id is revoked alone.
+        """
+        if self.deduplicated and self.outcome != "joined":
+            logger.warning(
+                "revoking task %s, which other calls share: this result is a duplicate", self.id
+            )
+        if self.unique_key is not None:
+            self._remember_key()
+        super().revoke(*args, **kwargs)
+
+    def _remember_key(self) -> None:
+        from .coordinator import UniqueTaskCoordinator  # which makes results
+
+        state_of(self.app).part(UniqueTaskCoordinator).remember(self.id, self.unique_key or "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.id, self.backend, self.parent, self._facts)
+
+    def __copy__(self) -> UniqueResult:
+        return with_facts(super().__copy__(), self._facts)  # type: ignore[no-any-return]
+
+
+class UniqueEagerResult(_Facts, EagerResult):
+    """The result of a call that was carried out on the spot."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_eager, (self.__reduce_args__(), self._facts)
+
+    def __copy__(self) -> UniqueEagerResult:
+        return _restore_eager(self.__reduce_args__(), self._facts)
+
+
+def result_class(app: Any) -> type[UniqueResult]:
+    """The app's own ``AsyncResult`` with our attributes, keeping a user's class."""
+    existing = app.AsyncResult
+    if issubclass(existing, UniqueResult):
+        return existing  # type: ignore[no-any-return]
+    bases = (UniqueResult,) if existing.__mro__[1] is AsyncResult else (UniqueResult, existing)
+    return type("UniqueResult", bases, {"app": app, "__module__": UniqueResult.__module__})
+
+
+def with_facts(result: Any, facts: CallOutcome) -> Any:
+    """Tell the facts through the result, where it is one of ours."""
+    if isinstance(result, _Facts):
+        result._facts = facts
+    return result
+
+
+def eager_result(result: EagerResult) -> UniqueEagerResult:
+    if isinstance(result, UniqueEagerResult):
+        return result
+    return _restore_eager(result.__reduce_args__(), _BYPASSED)
+
+
+def _restore(task_id: str, backend: Any, parent: Any, facts: CallOutcome) -> UniqueResult:
+    result = result_class(current_app._get_current_object())(
+        task_id, backend=carry(backend), parent=parent
+    )
+    result._facts = facts
+    return result
+
+
+def _restore_eager(arguments: tuple[Any, ...], facts: CallOutcome) -> UniqueEagerResult:
+    result = UniqueEagerResult(*arguments)
+    result._facts = facts
+    return result

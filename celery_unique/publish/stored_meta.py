@@ -1,0 +1,159 @@
+"""What the result backend keeps of a unique task, beside its result.
+
+The facts go into the meta that Celery writes anyway, in the same write. Backends that keep
+the whole meta (Redis, files, caches, ``rpc://``) need nothing else. The database backend
+keeps columns: of these, ``stamps`` is made for facts that a message brings along. A reader
+that does not know this library sees one more field, or one more stamp.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_unique.header import HEADER, LockHeader
+from celery_unique.keys.digest import short_key
+
+#: On a request whose lock was given back: how many calls its task has answered.
+DUPLICATES = "unique_duplicates"
+#: On the request of a task that was superseded: the id that took its place.
+SUPERSEDED_BY = "unique_superseded_by"
+
+_CARRIES = "_celery_unique_carries"
+#: Celery's columns for an extended result, as far as a table may lack them.
+_COLUMNS = frozenset({"name", "args", "kwargs", "worker", "retries", "queue", "stamps"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUnique:
+    """``result.unique``: what is stored of a unique task beside its result."""
+
+    #: The beginning of the key, enough to tell it from others.
+    key: str
+    #: What became of the call that published the task, as ``result.outcome``.
+    outcome: str = "created"
+    #: How many calls it had answered when it ended; None before that.
+    duplicates: int | None = None
+    #: The id that took its place.
+    superseded_by: str | None = None
+
+
+def read(meta: Mapping[str, Any]) -> StoredUnique | None:
+    """The facts in a stored meta; those of a newer release are left out."""
+    stored = meta.get(HEADER)
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("key"), str):
+        return None
+    known = {name: stored[name] for name in StoredUnique.__dataclass_fields__ if name in stored}
+    return StoredUnique(**known)
+
+
+def facts_of(request: Any) -> dict[str, Any] | None:
+    """What is to be stored with the result of this request; None where it is not unique."""
+    header = LockHeader.from_message(getattr(request, HEADER, None))
+    if header is None or header.task_id != request.id:
+        return None
+    facts: dict[str, Any] = {"key": short_key(header.key), "outcome": header.outcome or "created"}
+    for name, attribute in (("duplicates", DUPLICATES), ("superseded_by", SUPERSEDED_BY)):
+        value = request.__dict__.get(attribute)
+        if value is not None:
+            facts[name] = value
+    return facts
+
+
+def carry(backend: Any) -> Any:
+    """Make this backend store the facts of unique tasks, and return it."""
+    if backend is None or _CARRIES in backend.__dict__:
+        return backend
+    backend.__dict__[_CARRIES] = True
+    if _is_database(backend):
+        _carry_in_column(backend)
+    else:
+        _carry_in_meta(backend)
+    return backend
+
+
+def carry_in(app: Any) -> None:
+    """Do so with every backend that this app makes, or has made."""
+    get_backend = app._get_backend
+    app._get_backend = lambda: carry(get_backend())
+    carry(app._backend_cache)
+    carry(getattr(app._local, "backend", None))
+
+
+def _carry_in_meta(backend: Any) -> None:
+    get_meta = backend._get_result_meta
+
+    def get_result_meta(
+        result: Any, state: str, traceback: Any, request: Any, *args: Any, **options: Any
+    ) -> dict[str, Any]:
+        meta: dict[str, Any] = get_meta(result, state, traceback, request, *args, **options)
+        facts = facts_of(request)
+        return meta if facts is None else {**meta, HEADER: facts}
+
+    backend._get_result_meta = get_result_meta
+
+
+# -- the database backend ------------------------------------------------------------
+
+
+def _is_database(backend: Any) -> bool:
+    database = sys.modules.get("celery.backends.database")  # imports SQLAlchemy
+    return database is not None and isinstance(backend, database.DatabaseBackend)
+
+
+def _carry_in_column(backend: Any) -> None:
+    """Up to Celery 5.6 there is no column for stamps, and nothing is kept."""
+    from celery.backends.database.models import TaskExtended
+
+    if not hasattr(TaskExtended, "stamps"):
+        return
+    update, store, get = backend._update_result, backend._store_result, backend._get_task_meta_for
+    looked: list[bool] = []
+
+    def has_column() -> bool:
+        if not looked:
+            looked.append(_has_columns(backend, TaskExtended.__table__))
+            if looked[0]:
+                # The same table, with all of its columns; without result_extended Celery
+                # leaves all but this one empty.
+                backend.task_cls = TaskExtended
+        return looked[0]
+
+    def store_result(*args: Any, **options: Any) -> Any:
+        has_column()
+        return store(*args, **options)
+
+    def get_task_meta_for(*args: Any, **options: Any) -> Any:
+        has_column()
+        return get(*args, **options)
+
+    def update_result(row: Any, *args: Any, request: Any = None, **options: Any) -> None:
+        update(row, *args, request=request, **options)
+        facts = facts_of(request)
+        if facts is not None and has_column():
+            row.stamps = _with_stamp(backend, row.stamps, facts)
+
+    backend._update_result = update_result
+    backend._store_result = store_result
+    backend._get_task_meta_for = get_task_meta_for
+
+
+def _has_columns(backend: Any, table: Any) -> bool:
+    """Asked once in a process: a table that an older Celery has made may lack them."""
+    import sqlalchemy
+
+    with backend.ResultSession() as session:
+        inspector = sqlalchemy.inspect(session.connection())
+        there = inspector.get_columns(table.name, schema=table.schema)
+    return {column["name"] for column in there} >= _COLUMNS
+
+
+def _with_stamp(backend: Any, stored: bytes | None, facts: dict[str, Any]) -> bytes:
+    """The column as Celery writes it, with one stamp more."""
+    stamps = backend.decode(stored) if stored else {}
+    names = [name for name in stamps.get("stamped_headers") or () if name != HEADER]
+    stamped = {**(stamps.get("stamps") or {}), HEADER: facts}
+    text = backend.encode({"stamped_headers": [*names, HEADER], "stamps": stamped})
+    return text if isinstance(text, bytes) else text.encode()

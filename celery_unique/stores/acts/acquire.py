@@ -1,0 +1,172 @@
+"""acquire: is a call admitted, in whose place, and who is in its way?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from celery_unique.stores.base import Acquired, Claim, holder_of
+from celery_unique.stores.record import Record, TaskEntry
+
+from .followers import attach, attached_to, set_due_time, stop_following
+from .replace import in_limbo, stands_in_for
+
+REPLACING = ("replace", "replace_except_schedule")
+
+
+def acquire(record: Record, claim: Claim, now: int) -> Acquired:
+    record.purge(now)
+    joined_to = attached_to(record, claim.task_id, now) if claim.join else ""
+    if joined_to:
+        return Acquired("joined", holder_of(joined_to, record.tasks[joined_to], now), now)
+    if claim.again and _goes_on(record, claim, now):
+        return _created(record, claim, now)
+    own = record.tasks.get(claim.task_id)
+    if own is not None and not own.terminal:
+        # Two messages of one id would share one record and could not be told apart.
+        return _conflict(record, claim, claim.task_id, now)
+    blockers = _blockers(record, claim, now)
+    kept = _kept_from(record, claim, blockers)
+    if kept:
+        return _conflict(record, claim, kept, now)
+    active = [i for i in blockers if record.tasks[i].state == "r"]
+    waiting = [i for i in blockers if record.tasks[i].state in "pwt"]
+    after = _predecessor(record, claim, active, waiting, now)
+    if after or not blockers or (claim.on_conflict in REPLACING and not active):
+        return _stand_in(record, claim, [i for i in waiting if i != after], after, now)
+    return _conflict(record, claim, (active or blockers)[-1], now)
+
+
+def _predecessor(
+    record: Record, claim: Claim, active: list[str], waiting: list[str], now: int
+) -> str:
+    """The task that the new one comes after; empty for none."""
+    if claim.parent in active:
+        return claim.parent
+    if active:
+        return active[-1] if claim.on_conflict == "rerun" else ""
+    if claim.on_conflict in REPLACING and claim.max_wait_ms:
+        # Pushed back for long enough: in a slow queue calls would else replace it for ever.
+        return next((i for i in waiting if _is_overdue(record.tasks[i], claim, now)), "")
+    return ""
+
+
+def _is_overdue(task: TaskEntry, claim: Claim, now: int) -> bool:
+    due = task.state in "pw" and task.eta <= now
+    return due and (task.since or task.created_at) + claim.max_wait_ms <= now
+
+
+def _conflict(record: Record, claim: Claim, holder: str, now: int) -> Acquired:
+    task = record.tasks[holder]
+    task.duplicates += 1
+    task.last_duplicate_at = now
+    outcome = _outcome(claim, holder, task)
+    if outcome == "joined":
+        attach(record, claim, holder, now)
+    return Acquired(outcome, holder_of(holder, task, now), now)
+
+
+def _outcome(
+    claim: Claim, holder: str, task: TaskEntry
+) -> Literal["rejected", "duplicate", "joined", "ended"]:
+    if claim.on_conflict not in ("ignore", "rerun"):
+        return "rejected"
+    # Other work behind the same idempotency key has no result for this call.
+    if not claim.join or holder == claim.task_id or task.arguments != claim.arguments:
+        return "duplicate"
+    return "ended" if task.terminal and not task.ending else "joined"
+
+
+def _goes_on(record: Record, claim: Claim, now: int) -> bool:
+    """The attempt was admitted before: its message may go out, nothing new begins."""
+    own = record.tasks.get(claim.task_id)
+    if own is None:
+        # Over already: a copy ran to its end, or it was revoked or superseded. The
+        # mark must stay, or the message of this attempt would run it once more.
+        mark = record.mark_of(claim.task_id, now)
+        return mark is not None and mark.kind != "withdrawn"
+    if own.state == "p":
+        own.lease = max(own.lease, now + claim.grace_ms)
+    return True
+
+
+def _created(record: Record, claim: Claim, now: int) -> Acquired:
+    own = record.tasks.get(claim.task_id)
+    replaced = tuple(sorted(stands_in_for(record, claim.task_id)))
+    followers = tuple(i for i in replaced if record.tasks[i].in_canvas)
+    after, eta = (own.after, own.eta) if own is not None else ("", 0)
+    return Acquired("created", None, now, replaced, after, eta, followers)
+
+
+def _blockers(record: Record, claim: Claim, now: int) -> list[str]:
+    """Every task that is in the way, the one to name last: the newest."""
+    found = [
+        task_id
+        for task_id, task in record.tasks.items()
+        if _blocks(task, claim, now) and not in_limbo(record, task)
+    ]
+    return sorted(found, key=lambda task_id: record.tasks[task_id].created_at)
+
+
+def _kept_from(record: Record, claim: Claim, blockers: list[str]) -> str:
+    """Behind an idempotency key: the task that nothing may replace or follow, since it is
+    other work, or the same work and done."""
+    for task_id in reversed(blockers):
+        task = record.tasks[task_id]
+        if task.arguments != claim.arguments or (claim.arguments and task.terminal):
+            return task_id
+    return ""
+
+
+def _stand_in(record: Record, claim: Claim, waiting: list[str], after: str, now: int) -> Acquired:
+    """Create the task; those that wait go into limbo until it is published."""
+    task = _create(record, claim, now)
+    task.after = after
+    replaced = [record.tasks[i] for i in waiting]
+    for other in replaced:
+        other.by = claim.task_id
+    if replaced:
+        task.since = min(other.since or other.created_at for other in replaced)
+        if claim.on_conflict == "replace_except_schedule":
+            task.eta = _kept_schedule(replaced, now) or task.eta
+        if claim.max_wait_ms and task.eta > task.since + claim.max_wait_ms:
+            latest = task.since + claim.max_wait_ms
+            task.eta = latest if latest > now else 0
+    return _created(record, claim, now)
+
+
+def _kept_schedule(replaced: list[TaskEntry], now: int) -> int:
+    """The ETA of the newest that is still scheduled; 0 for none."""
+    return next((task.eta for task in reversed(replaced) if task.eta > now), 0)
+
+
+def _blocks(task: TaskEntry, claim: Claim, now: int) -> bool:
+    if task.released:
+        return False
+    if claim.window_ms and task.created_at + claim.window_ms <= now:
+        return False
+    return any(letter in claim.states for letter in task.counts_as(now))
+
+
+def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
+    kept_ms = claim.keep_ms or claim.window_ms
+    task = TaskEntry(
+        state="p",
+        created_at=now,
+        lease=now + claim.grace_ms,
+        task_name=claim.task_name,
+        window_ends=now + kept_ms if kept_ms else 0,
+        eta=now + claim.delay_ms if claim.delay_ms else 0,
+        keep=claim.keep,
+        arguments=claim.arguments,
+    )
+    if claim.canvas:
+        task.flag("c")
+    # A mark would drop the new message at the gate, and an older message of this
+    # id may still arrive: forget the mark, remember that there may be two.
+    was_known = record.drop_mark(claim.task_id, now) or record.tasks.pop(claim.task_id, None)
+    if was_known:
+        task.flag("m")
+    record.tasks[claim.task_id] = task
+    stop_following(record, claim.task_id)
+    set_due_time(record, now)
+    return task

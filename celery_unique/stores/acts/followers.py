@@ -1,0 +1,160 @@
+"""Followers: who follows which task, and when somebody should look after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celery_unique.stores.base import Claim
+from celery_unique.stores.record import Record
+from celery_unique.stores.record_followers import Follower, Following, Joined
+
+
+def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
+    """The call follows the holder, whomever it followed before."""
+    stop_following(record, claim.task_id)
+    if record.following is None:
+        record.following = Following()
+    following = record.following
+    joined = Joined(
+        following.group_for(holder),
+        now,
+        claim.join,
+        claim.task_name,
+        claim.keep,
+        claim.keep_ms or claim.window_ms,
+        claim.arguments,
+    )
+    following.groups[joined.group].count += 1
+    record.followers[claim.task_id] = joined
+    set_due_time(record, now)
+
+
+def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
+    """The task of a message in hand follows the holder, or whatever took the place of that."""
+    record.purge(now)
+    if claim.task_id in record.tasks:
+        return False
+    seen = {claim.task_id}
+    for _ in range(100):  # not for ever: an orphan follows another task when it is looked after
+        mark = record.mark_of(holder, now)
+        if mark is None or not mark.by or mark.by in seen:
+            break
+        seen.add(holder)
+        holder = mark.by
+    attach(record, claim, holder, now)
+    return True
+
+
+def attached_to(record: Record, follower_id: str, now: int) -> str:
+    """The living task that it follows; itself, where it is promoted; empty for none."""
+    following = record.following
+    joined = record.followers.get(follower_id) if following else None
+    if following is None or joined is None:
+        return ""
+    holder = following.holder_of(follower_id, joined)
+    return holder if orphaned_at(record, holder, now) > now else ""
+
+
+def stop_following(record: Record, follower_id: str) -> None:
+    """It has its result, or is on its own: a task that is published, runs or has ended."""
+    following = record.following
+    joined = record.followers.pop(follower_id, None) if following else None
+    if following is not None and joined is not None:
+        leave_group(following, follower_id, joined)
+
+
+def leave_group(following: Following, follower_id: str, joined: Joined) -> None:
+    following.promoted.pop(follower_id, None)
+    if joined.group:
+        group = following.groups[joined.group]
+        group.count -= 1
+        if not group.count:
+            del following.groups[joined.group]
+
+
+def move(record: Record, follower_id: str, holder: str) -> None:
+    """One follower alone follows another task; it may have been promoted before."""
+    following = record.following
+    joined = record.followers.get(follower_id)
+    if following is None or joined is None:
+        return
+    leave_group(following, follower_id, joined)
+    group = following.group_for(holder)
+    following.groups[group].count += 1
+    record.followers[follower_id] = replace(joined, group=group)
+
+
+def follow_instead(record: Record, holder: str, other: str) -> None:
+    """All who followed the one follow the other."""
+    if record.following is not None:
+        for name in record.following.groups_of(holder):
+            record.following.groups[name].holder = other
+
+
+def is_followed(record: Record, task_id: str) -> bool:
+    return record.following is not None and bool(record.following.groups_of(task_id))
+
+
+def number_of_followers(record: Record, task_id: str) -> int:
+    groups = record.following.groups.values() if record.following is not None else ()
+    return sum(group.count for group in groups if group.holder == task_id)
+
+
+def complete_follower(record: Record, follower_id: str, now: int) -> None:
+    record.purge(now)
+    if record.following is not None and follower_id in record.followers:
+        stop_following(record, follower_id)
+        set_due_time(record, now)
+
+
+def followers_of(record: Record, holder: str | None, now: int) -> list[tuple[str, Follower]]:
+    record.purge(now)
+    following = record.following
+    if following is None:
+        return []
+    found = sorted(record.followers.items(), key=age)
+    told = [
+        (i, Follower(following.holder_of(i, joined), joined.message, not joined.group))
+        for i, joined in found
+    ]
+    return [(i, one) for i, one in told if holder is None or (one.holder == holder != i)]
+
+
+def age(follower: tuple[str, Joined]) -> tuple[int, str]:
+    """Oldest first; of those that joined in one millisecond, by id."""
+    return follower[1].joined_at, follower[0]
+
+
+def set_due_time(record: Record, now: int) -> None:
+    """Set when somebody should look after the followers: at the first moment at which one of
+    them may have lost its holder.
+
+    Called by every act that changes what they wait for, but never for a longer lease: then
+    somebody looks too early, finds the holder alive and comes again.
+    """
+    following = record.following
+    if not following:
+        record.following = None
+        return
+    holders = [group.holder for group in following.groups.values()]
+    earliest = min(orphaned_at(record, i, now) for i in [*holders, *following.promoted])
+    busy = earliest <= now or following.promoted
+    if following.reaper_until > now and busy:
+        following.due_at = max(earliest, following.reaper_until)
+    else:
+        following.due_at = earliest
+        following.reaper, following.reaper_until = "", 0
+
+
+def orphaned_at(record: Record, task_id: str, now: int) -> int:
+    """Until when the task is sure to be there for its followers; now, if it is not."""
+    task = record.tasks.get(task_id)
+    if task is None:
+        return now
+    runs = max(now, task.delivery_lease) if task.delivery else now
+    if task.ending:
+        return min(task.lease, runs)
+    if task.terminal:
+        return now
+    # An operator let go of it, perhaps for its message is lost: unless it runs, nobody waits.
+    return min(task.lease, runs) if task.released else task.lease

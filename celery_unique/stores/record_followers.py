@@ -1,0 +1,154 @@
+"""Who follows the tasks of a key: duplicates that take over the outcome of their holder.
+
+A follower belongs to a *group*, and the group says whom its members follow. So all of them
+come to follow another task in one write, however many they are. What every act needs to know
+of followers (the groups and their sizes) is a small part of the key's record; the followers
+themselves, with their whole messages, lie beside it and are read only where they are told of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_unique.exceptions import UnreadableRecord
+from celery_unique.keys.digest import short_key
+
+#: How long followers are kept beyond the moment at which a worker should have looked after
+#: them. All workers may be down for a long weekend, and a follower that is lost is a lost task;
+#: but their messages hold arguments, which must not lie around for longer than that takes.
+KEPT_MS = 3 * 24 * 3_600_000
+
+
+#: What reading a record raises that something else has written.
+UNREADABLE = (
+    *(ValueError, TypeError, KeyError, IndexError),
+    *(AttributeError, RecursionError, OverflowError),
+)
+
+
+def typed(values: list[Any], kinds: tuple[type, ...]) -> list[Any]:
+    """The values, if they have these types: what is wrong must show here, and not in an act."""
+    if type(values) is not list:
+        raise ValueError("it is no list of values")
+    for n, (value, kind) in enumerate(zip(values, kinds, strict=False)):
+        if type(value) is kind:
+            continue
+        # Lua writes large numbers as fractions.
+        if kind is not int or type(value) is not float or not value.is_integer():
+            raise ValueError(f"value {n + 1} is a {type(value).__name__}, not a {kind.__name__}")
+        values[n] = int(value)
+    return values
+
+
+def unreadable(key: str, why: str | Exception, store: str) -> UnreadableRecord:
+    """The error of every act on the key."""
+    if isinstance(why, Exception):
+        why = f"{type(why).__name__}: {why}" if isinstance(why, ValueError) else type(why).__name__
+    short = short_key(key)
+    return UnreadableRecord(
+        f"What the lock store {store} holds of key {short} cannot be read: {why}. Another program "
+        "or an incompatible release wrote it. Other keys are not concerned. Delete it with: "
+        f"celery -A APP unique release {short}",
+        store=store,
+        key=key,
+    )
+
+
+@dataclass(slots=True)
+class Follower:
+    """A follower as it is told of."""
+
+    holder: str  # id of the task whose outcome becomes its own
+    message: str  # its whole message, by which anyone can publish or complete it
+    promoted: bool = False  # it has become a task of the key itself, and is not confirmed yet
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A follower as it is stored, with what it needs to become a task itself."""
+
+    group: str  # empty once it is promoted
+    joined_at: int
+    message: str
+    task_name: str = ""
+    keep: str = ""
+    kept_ms: int = 0  # of an ended task, from its creation
+    arguments: str = ""
+
+    def facts(self) -> list[Any]:
+        """All but the message, which may be long."""
+        return [
+            self.group,
+            self.joined_at,
+            self.task_name,
+            self.keep,
+            self.kept_ms,
+            self.arguments,
+        ]
+
+    @classmethod
+    def of(cls, facts: list[Any], message: str) -> Joined:
+        # Facts beyond those known here were written by a newer release: ignored.
+        group, joined_at, *rest = typed(facts[:6], (str, int, str, str, int, str))
+        return cls(group, joined_at, message, *rest)
+
+
+@dataclass(slots=True)
+class Group:
+    """Followers of one holder."""
+
+    holder: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Following:
+    """What the record of a key holds of its followers. None of them: there is no such part."""
+
+    due_at: int = 0  # when a worker should look after them
+    reaper: str = ""  # the worker that does so now ...
+    reaper_until: int = 0  # ... and until when the others leave them to it
+    groups: dict[str, Group] = field(default_factory=dict)
+    promoted: dict[str, int] = field(default_factory=dict)  # id: when
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.promoted)
+
+    def groups_of(self, holder: str) -> list[str]:
+        return [name for name, group in self.groups.items() if group.holder == holder]
+
+    def group_for(self, holder: str) -> str:
+        """The name of a group that follows the holder."""
+        known = self.groups_of(holder)
+        if known:
+            return min(known, key=int)
+        number = 1
+        while str(number) in self.groups:
+            number += 1
+        self.groups[str(number)] = Group(holder)
+        return str(number)
+
+    def holder_of(self, follower_id: str, joined: Joined) -> str:
+        """Whom it follows; a promoted one is on its own."""
+        return self.groups[joined.group].holder if joined.group else follower_id
+
+    def packed(self) -> dict[str, Any]:
+        return {
+            "d": self.due_at,
+            "r": self.reaper,
+            "u": self.reaper_until,
+            "g": {name: [group.holder, group.count] for name, group in self.groups.items()},
+            "p": self.promoted,
+        }
+
+    @classmethod
+    def unpacked(cls, document: dict[str, Any]) -> Following:
+        groups = {
+            str(int(name)): Group(*typed(values[:2], (str, int)))
+            for name, values in dict(document["g"]).items()
+        }
+        names, moments = list(dict(document["p"])), list(dict(document["p"]).values())
+        promoted = dict(zip(names, typed(moments, (int,) * len(moments)), strict=True))
+        due_at, reaper, until = typed([document[name] for name in "dru"], (int, str, int))
+        return cls(due_at, reaper, until, groups, promoted)

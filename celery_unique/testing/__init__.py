@@ -1,0 +1,187 @@
+"""For the tests of your own tasks: real locks, in memory, with a clock that you can move.
+
+Nothing is switched off: keys, policies, leases and windows are those of every other store.
+
+With pytest, enable the fixtures in the root ``conftest.py``::
+
+    pytest_plugins = ["celery_unique.testing"]
+
+With unittest or Django, use :func:`locks_in_memory` as a context manager.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from celery import current_app
+
+from celery_unique.config.app_state import state_of
+from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.header import LockHeader
+from celery_unique.locks import Lock, lock_of, lookup
+from celery_unique.policy.durations import parse_duration
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record import State
+from celery_unique.worker.lock_client import WorkerLockClient
+
+__all__ = ["UniqueLocks", "assert_created", "assert_duplicate", "locks_in_memory"]
+
+#: Names the worker that tests pretend to have.
+_WORKER = "test"
+
+
+@contextmanager
+def locks_in_memory(app: Any = None) -> Iterator[UniqueLocks]:
+    """Keep the locks of ``app`` (the current app) in an empty store of its own meanwhile.
+
+    The app's real store is not asked for anything, and is back afterwards.
+    """
+    app = current_app if app is None else app
+    app = getattr(app, "_get_current_object", lambda: app)()
+    app_state = state_of(app)
+    store = MemoryStore()
+    before = app_state.use_store(store)
+    try:
+        yield UniqueLocks(app, store)
+    finally:
+        app_state.use_store(before)
+
+
+class UniqueLocks:
+    """The locks of an app during a test."""
+
+    def __init__(self, app: Any, store: MemoryStore) -> None:
+        self.app = app
+        self._store = store
+        self._deliveries: dict[str, LockHeader] = {}
+
+    # -- time ----------------------------------------------------------------
+
+    def advance(self, by: Any) -> None:
+        """Let time pass for locks: seconds, a ``timedelta`` or ISO 8601 text such as
+        ``"PT10M"``. Windows and leases end; ``datetime.now()`` stays what it is."""
+        passed = parse_duration(by, "by")
+        self._store.clock_offset_ms += round(passed.total_seconds() * 1000)
+
+    # -- what a worker would do ------------------------------------------------
+
+    def start(self, result: Any) -> None:
+        """As if a worker had begun to run the task of this result."""
+        header = LockHeader(result.id, _key_of(result), delivery=self._delivery(result))
+        holding = state_of(self.app).part(WorkerLockClient)
+        verdict = holding.start(header, self._name(result), header.delivery, False).verdict
+        if verdict != "run":
+            raise AssertionError(f"task {result.id} may not start now: {verdict}")
+        self._deliveries[result.id] = header
+
+    def end(self, result: Any, state: str = "completed") -> None:
+        """As if the task of this result had ended: ``completed``, ``discarded`` (it failed)
+        or ``cancelled`` (revoked). One that did not run is started first, unless it is
+        cancelled."""
+        if result.id not in self._deliveries and state != "cancelled":
+            self.start(result)
+        header = self._deliveries.pop(
+            result.id, LockHeader(result.id, _key_of(result), delivery=self._delivery(result))
+        )
+        holding, name = state_of(self.app).part(WorkerLockClient), self._name(result)
+        finished = holding.finish(header, name, State(state))
+        if finished.verdict != "ended":
+            raise AssertionError(f"task {result.id} holds no lock that could be given back")
+        if finished.settle:
+            holding.settle(header, name, State(state))
+
+    def _delivery(self, result: Any) -> str:
+        return f"{_WORKER}/0/0/{result.id}"
+
+    def _name(self, result: Any) -> str:
+        record, _ = self._store.read(_key_of(result))
+        task = record.tasks.get(result.id)
+        return task.task_name if task is not None else ""
+
+    # -- looking ---------------------------------------------------------------
+
+    def held(self, task: Any = None) -> list[Lock]:
+        """The locks that are held, of one task (or its name) or of all, oldest first."""
+        name = getattr(task, "name", task)
+        records = [(key, *self._store.read(key)) for key, _ in self._store.walk()]
+        found = [lock_of(key, record, now) for key, record, now in records]
+        locks = [lock for lock in found if lock is not None and name in (None, lock.task_name)]
+        return sorted(locks, key=lambda lock: lock.created_at)
+
+    def assert_held(
+        self,
+        task: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        by: Any = None,
+        state: str | None = None,
+    ) -> Lock:
+        """That a call with these arguments would find its key held: by this result's task,
+        in this state, where they are given. Returns the lock."""
+        lock = lookup(task, args, kwargs, app=self.app)
+        call = _call(task, args, kwargs)
+        if lock is None:
+            raise AssertionError(f"the key of {call} is free")
+        if by is not None and lock.task_id != by.id:
+            raise AssertionError(f"the key of {call} is held by task {lock.task_id}, not {by.id}")
+        if state is not None and lock.state != state:
+            raise AssertionError(f"the holder of the key of {call} is {lock.state}, not {state}")
+        return lock
+
+    def assert_free(
+        self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """That a call with these arguments would find its key free."""
+        lock = lookup(task, args, kwargs, app=self.app)
+        if lock is not None:
+            raise AssertionError(
+                f"the key of {_call(task, args, kwargs)} is held by task {lock.task_id}, "
+                f"which is {lock.state}"
+            )
+
+
+def assert_created(result: Any) -> None:
+    """That this call took its key and was published (or took another one's place)."""
+    if result.deduplicated or result.outcome not in ("created", "replaced", "rerun"):
+        raise AssertionError(f"the call was {result.outcome}; its task is {result.id}")
+
+
+def assert_duplicate(result: Any, of: Any = None) -> None:
+    """That this call was not published, since a task (of that result) does its work."""
+    if not result.deduplicated:
+        raise AssertionError(f"the call was no duplicate, but {result.outcome}")
+    if of is not None and result.id != of.id:
+        raise AssertionError(f"the call is a duplicate of task {result.id}, not of {of.id}")
+
+
+def _key_of(result: Any) -> str:
+    key: str | None = result.unique_key
+    if key is None:
+        raise CeleryUniqueError(f"The call of task {result.id} was not unique: it has no lock.")
+    return key
+
+
+def _call(task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+    given = [repr(value) for value in args or ()]
+    given += [f"{name}={value!r}" for name, value in (kwargs or {}).items()]
+    return f"{getattr(task, 'name', task)}({', '.join(given)})"
+
+
+if "pytest" in sys.modules:  # unittest and Django need it for nothing
+    import pytest
+
+    @pytest.fixture
+    def unique_app() -> Any:
+        """The app whose locks ``unique_locks`` keeps. Override it where it is not the
+        current app."""
+        return current_app._get_current_object()
+
+    @pytest.fixture
+    def unique_locks(unique_app: Any) -> Iterator[UniqueLocks]:
+        """Empty locks in memory for one test, with a clock to move."""
+        with locks_in_memory(unique_app) as locks:
+            yield locks

@@ -1,0 +1,112 @@
+"""``celery inspect unique_held``: what a worker holds, and how its renewing goes.
+
+Imported in every process that knows the command by its name: workers, and the command line,
+which shall load nothing for it. So the rest is imported when the command is carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.control import inspect_command
+
+if TYPE_CHECKING:
+    from celery_unique.config.app_state import AppState
+
+#: More than this many would be a large message for every worker to send.
+MOST_LISTED = 1000
+
+
+@inspect_command(
+    signature="[limit=1000]", args=[("limit", int)], help="List the unique tasks a worker holds."
+)
+def unique_held(
+    state: Any,
+    limit: int = MOST_LISTED,
+    task_ids: list[str] | None = None,
+    store_marks: bool = False,
+    **_: Any,
+) -> dict[str, Any]:
+    """What this worker holds of unique tasks. With ``task_ids``: those of them alone. With
+    ``store_marks`` also the ids by which others recognise its store."""
+    from celery_unique import __version__
+    from celery_unique.config.app_state import state_of
+    from celery_unique.exceptions import ConfigurationError
+    from celery_unique.keys.digest import KEY_VERSION
+
+    told: dict[str, Any] = {
+        "installed": True,
+        "library": __version__,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "clock_ms": time.time_ns() // 1_000_000,
+        "key_version": KEY_VERSION,
+    }
+    try:
+        app_state = state_of(state.app)
+    except ConfigurationError:
+        return {**told, "installed": False}
+    told |= _store(app_state, store_marks)
+    told["failovers"] = [
+        {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
+        for each in list(app_state.failovers)
+    ]
+    told["queues"] = _queues(state)
+    told["renewal"] = app_state.renewal.as_document() if app_state.renewal is not None else None
+    return told | _held(app_state, state, limit, task_ids)
+
+
+def _store(app_state: AppState, store_marks: bool) -> dict[str, Any]:
+    from celery_unique.exceptions import CeleryUniqueError
+    from celery_unique.stores.diagnosis import marks_in
+
+    try:
+        return {
+            "store": app_state.store.fingerprint(),
+            "namespace": app_state.settings.namespace,
+            **({"store_marks": marks_in(app_state.store)} if store_marks else {}),
+        }
+    except CeleryUniqueError as error:  # a worker without unique tasks needs none
+        return {"store": None, "namespace": None, "store_error": str(error)}
+
+
+def _queues(state: Any) -> list[str]:
+    """Which queues this worker consumes from."""
+    consumer = getattr(getattr(state, "consumer", None), "task_consumer", None)
+    return sorted(str(queue.name) for queue in getattr(consumer, "queues", ()))
+
+
+def _held(
+    app_state: AppState, state: Any, limit: int, task_ids: list[str] | None
+) -> dict[str, Any]:
+    from .held_requests import held_requests
+
+    worker = getattr(getattr(state, "consumer", None), "controller", None)
+    requests = [r for r in held_requests(worker) if getattr(r, "unique_lock", None) is not None]
+    if task_ids is not None:
+        wanted = set(task_ids)
+        requests = [request for request in requests if request.id in wanted]
+    return {
+        "held_in_all": len(requests),
+        "held": [_one(app_state, request) for request in requests[: max(0, limit)]],
+    }
+
+
+def _one(app_state: AppState, request: Any) -> dict[str, Any]:
+    lock, leases = request.unique_lock, app_state.leases
+    started = bool(request.unique_started)
+    early = started and not request.task.acks_late
+    return {
+        "key": lock.key,
+        "task_id": lock.task_id,
+        "task": request.name,
+        "state": "started" if started else "held",
+        "delivery": lock.delivery,
+        "process": request.worker_pid,  # None until one of the pool has taken it
+        "lease_s": (leases.run_ms if early else leases.queue_ms) / 1000,
+        "delivery_lease_s": leases.run_ms / 1000 if started else None,
+        "alive_s_ago": round(time.monotonic() - request.unique_alive_at, 1) if started else None,
+    }
