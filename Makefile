@@ -15,7 +15,7 @@ ARGS ?=
 # leases, so that two cores have time for four.
 PROCESSES ?= 4
 # What make test-fast runs: the other directories need servers. Its tests wait more than they work.
-FAST_TESTS = tests/unit tests/integration tests/stores tests/documentation
+FAST_TESTS = tests/unit tests/integration tests/stores tests/docs
 FAST_PROCESSES ?= 4
 # What make test-versions runs besides the newest Celery, which make test uses.
 CELERY_VERSIONS ?= 5.5.3 5.6.3
@@ -75,7 +75,7 @@ test-django-%: .cache/django-%/.installed
 
 test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 100,000 replaces of one key, and calls interrupted at thousands of points, in some minutes
 	CELERY_UNIQUE_MANY=$(MANY) CELERY_UNIQUE_REPLACES=$(REPLACES) CELERY_UNIQUE_INTERRUPTS=$(INTERRUPTS) \
-	    $(BIN)/python -m pytest tests/acceptance/canvas/test_many.py tests/acceptance/test_many_replaces.py \
+	    $(BIN)/python -m pytest tests/workers/canvas/test_many.py tests/workers/test_many_replaces.py \
 	    tests/integration/test_interrupts.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call

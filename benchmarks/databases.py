@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from tests.kit import MariaDBServer, PostgresServer
+from tests.support import MariaDBServer, PostgresServer
 
 #: The suite gives MariaDB little memory. A server for a million locks has enough for its tables.
 MARIADB_MEMORY = "--innodb-buffer-pool-size=1G"

@@ -17,7 +17,7 @@ from benchmarks.databases import DATABASES
 from benchmarks.growth import KINDS, Filled, Kind, Kinds, figures, together
 from benchmarks.measuring import Act, progress
 from benchmarks.stage import Stage, store_of
-from tests.kit import ServerNotInstalled
+from tests.support import ServerNotInstalled
 
 #: Lapsed locks that one sweep deletes, and how many there are that it leaves. A sweep comes once
 #: a minute: with more of them at once, rows deleted just before are most of what is measured.

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.kit.server import ServerNotInstalled, find_program
+from tests.support.server import ServerNotInstalled, find_program
 
 PACKAGES = (
     *("celery-unique-tasks", "celery", "kombu", "redis", "hiredis"),

@@ -17,7 +17,7 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
-from tests.kit import (
+from tests.support import (
     MariaDBServer,
     PostgresServer,
     RabbitMQServer,
@@ -30,8 +30,8 @@ from tests.kit import (
     ValkeyServer,
     Worker,
 )
-from tests.kit.browser import chromium
-from tests.kit.distribution import ByServerOrFile, check_name, put_in_order
+from tests.support.browser import chromium
+from tests.support.distribution import ByServerOrFile, check_name, put_in_order
 
 # How long an example takes to draw is up to the machine, which several test processes share.
 settings.register_profile(

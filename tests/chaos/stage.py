@@ -17,7 +17,7 @@ import amqp
 
 from celery_unique.stores import open_store
 from tests.chaos.journal import Journal, read
-from tests.kit import (
+from tests.support import (
     LocalProcess,
     ProcessFailed,
     RabbitMQServer,
@@ -26,7 +26,7 @@ from tests.kit import (
     Worker,
     eventually,
 )
-from tests.kit.worker import REPOSITORY, Pool
+from tests.support.worker import REPOSITORY, Pool
 
 QUEUE = "chaos"
 #: A pause of the machine that long is written down as a fault: nobody renews during it.

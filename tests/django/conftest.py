@@ -9,8 +9,8 @@ import pytest
 
 from tests.django.inside import DjangoProcess
 from tests.django.site import DjangoSite
-from tests.kit import PostgresServer, RedisServer
-from tests.kit.server import HOST
+from tests.support import PostgresServer, RedisServer
+from tests.support.server import HOST
 
 
 def postgres_database(server: PostgresServer, url: str) -> dict[str, object]:

@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tests.kit import Server
-from tests.kit.server import HOST
-from tests.kit.worker import REPOSITORY
+from tests.support import Server
+from tests.support.server import HOST
+from tests.support.worker import REPOSITORY
 
 
 class DjangoSite(Server):

@@ -15,8 +15,8 @@ from selenium.webdriver.common.keys import Keys
 from tests.django.inside import DjangoProcess
 from tests.django.people import LIST, RELEASE
 from tests.django.site import DjangoSite
-from tests.kit import eventually
-from tests.kit.browser import keep_screenshot
+from tests.support import eventually
+from tests.support.browser import keep_screenshot
 
 PEOPLE = "tests.django.people"
 HTML = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'

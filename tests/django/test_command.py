@@ -12,7 +12,7 @@ import pytest
 
 from tests.django.inside import DjangoProcess, inside_django
 from tests.django.people import empty_store, hold, store
-from tests.kit.worker import REPOSITORY
+from tests.support.worker import REPOSITORY
 
 MANAGE = (sys.executable, "-m", "tests.django.shop.manage", "celery_unique")
 CELERY = (sys.executable, "-m", "celery", "-A", "tests.django.shop", "unique")

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.documentation.pages import DOCS, blocks
-from tests.kit.worker import REPOSITORY
+from tests.docs.pages import DOCS, blocks
+from tests.support.worker import REPOSITORY
 
 PAGE = DOCS / "howto" / "use-django.md"
 

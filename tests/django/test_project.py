@@ -8,7 +8,7 @@ import sys
 
 from tests.django.inside import inside_django
 from tests.django.people import empty_store
-from tests.kit.worker import REPOSITORY
+from tests.support.worker import REPOSITORY
 
 
 @inside_django

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.django.inside import DjangoProcess
 from tests.django.people import LIST, RELEASE, client_of, empty_store, staff, text_of
-from tests.kit import Worker, eventually
+from tests.support import Worker, eventually
 
 
 def call(door: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.process import LocalProcess
-from tests.kit.server import free_port
+from tests.support.process import LocalProcess
+from tests.support.server import free_port
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "example_project"
 

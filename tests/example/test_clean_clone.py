@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import LocalProcess, RedisServer, eventually
-from tests.kit.environments import ROOT, clean_env, outer_python
-from tests.kit.server import free_port
+from tests.support import LocalProcess, RedisServer, eventually
+from tests.support.environments import ROOT, clean_env, outer_python
+from tests.support.server import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.example.conftest import EXAMPLE, Shop
-from tests.kit.process import LocalProcess, is_alive
-from tests.kit.server import free_port
-from tests.kit.waiting import eventually
+from tests.support.process import LocalProcess, is_alive
+from tests.support.server import free_port
+from tests.support.waiting import eventually
 
 ROOT = EXAMPLE.parent
 pytestmark = pytest.mark.slow

@@ -15,10 +15,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.example.conftest import Shop
-from tests.kit import RedisServer
-from tests.kit.browser import keep_screenshot
-from tests.kit.server import free_port
-from tests.kit.waiting import eventually
+from tests.support import RedisServer
+from tests.support.browser import keep_screenshot
+from tests.support.server import free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from kombu.transport import memory
 import celery_unique
 from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
-from tests.kit.patience import PATIENT
+from tests.support.patience import PATIENT
 
 
 def make_app(store_url: str | None = None, **conf: Any) -> Celery:

@@ -16,10 +16,10 @@ from celery_unique.config.app_state import state_of
 from celery_unique.contrib import prometheus
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.memory import MemoryStore
-from tests.documentation.pages import DOCS, blocks
+from tests.docs.pages import DOCS, blocks
 from tests.integration.apps import advance, make_app, take_messages, value_of, working
-from tests.kit import eventually
-from tests.kit.alerts import RULES, Scrape, check_alerts, promtool, read_exposition
+from tests.support import eventually
+from tests.support.alerts import RULES, Scrape, check_alerts, promtool, read_exposition
 
 pytestmark = pytest.mark.slow
 

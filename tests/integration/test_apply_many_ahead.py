@@ -13,7 +13,7 @@ from celery_unique import BatchInterrupted, StoreUnavailable, apply_many, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
 from tests.integration.apps import flush, locks, make_app, messages
-from tests.kit import RedisServer, eventually
+from tests.support import RedisServer, eventually
 
 pytestmark = pytest.mark.server
 

@@ -18,8 +18,8 @@ from celery.signals import before_task_publish
 import celery_unique
 from celery_unique import UniqueResult, lookup
 from tests.integration.apps import flush, locks, make_app, messages, value_of, working
-from tests.kit import eventually
-from tests.kit.worker import REPOSITORY
+from tests.support import eventually
+from tests.support.worker import REPOSITORY
 
 
 @pytest.fixture
@@ -457,7 +457,7 @@ SHOP = """
 from pathlib import Path
 from celery import Celery
 import celery_unique
-from tests.kit import filesystem_settings
+from tests.support import filesystem_settings
 
 app = Celery("shop")
 app.conf.update(filesystem_settings(Path(__file__).parent))

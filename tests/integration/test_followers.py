@@ -23,7 +23,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.promote import reap_orphans
 from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.policy import policy as policies
 from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
-from tests.kit import eventually
-from tests.kit.worker import REPOSITORY
+from tests.support import eventually
+from tests.support.worker import REPOSITORY
 
 KEY = "job:batch_12345"
 
@@ -794,7 +794,7 @@ SHOP = """
 from pathlib import Path
 from celery import Celery
 import celery_unique
-from tests.kit import filesystem_settings
+from tests.support import filesystem_settings
 
 app = Celery("shop")
 app.conf.update(filesystem_settings(Path(__file__).parent))

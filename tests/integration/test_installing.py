@@ -23,8 +23,8 @@ from tests.integration.apps import (
     value_of,
     working,
 )
-from tests.kit import Worker, eventually, filesystem_settings
-from tests.kit.worker import REPOSITORY
+from tests.support import Worker, eventually, filesystem_settings
+from tests.support.worker import REPOSITORY
 
 
 def is_unique(task: Any) -> bool:
@@ -366,7 +366,7 @@ WITHOUT_INSTALL = """
 from pathlib import Path
 from celery import Celery
 from celery_unique import UniqueTask
-from tests.kit import filesystem_settings
+from tests.support import filesystem_settings
 
 app = Celery("shop")
 app.conf.update(filesystem_settings(Path(__file__).parent))

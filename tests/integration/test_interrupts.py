@@ -29,8 +29,8 @@ from celery_unique.followers.complete import Outcome, complete
 from celery_unique.header import LockHeader
 from celery_unique.publish import coordinator
 from tests.integration.apps import make_app, messages, take_messages
-from tests.kit import RedisServer
-from tests.kit.interrupts import Interruption, line_of, named, of_package
+from tests.support import RedisServer
+from tests.support.interrupts import Interruption, line_of, named, of_package
 
 #: At points and not at lines, also in the client libraries that this one calls.
 EVERYWHERE = os.environ.get("CELERY_UNIQUE_INTERRUPTS", "")

@@ -22,7 +22,7 @@ from celery_unique import (
 )
 from celery_unique.config.app_state import state_of
 from tests.integration.apps import advance, flush, make_app, messages, plain_app, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 NAME = "shop.rebuild"
 SOON = timedelta(seconds=30)

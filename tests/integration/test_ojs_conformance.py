@@ -21,7 +21,7 @@ from celery import Celery
 from celery_unique import DuplicateTask, lookup
 from celery_unique.publish.conflicts import STRATEGIES
 from tests.integration.apps import advance, flush, messages, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 # The cases leave "pending" or others out of their states, and are warned about it.
 pytestmark = pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")

@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_unique import DuplicateTask, InvalidPolicy, lookup
 from tests.integration.apps import advance, flush, locks, messages, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 REJECT = {"keys": ["type", "args"], "on_conflict": "reject"}
 

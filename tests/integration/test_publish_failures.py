@@ -24,9 +24,9 @@ from celery_unique.config.app_state import state_of
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores import circuit_breaker as breaker
 from tests.integration.apps import flush, locks, make_app, messages, value_of, working
-from tests.kit import RedisServer, TcpProxy, eventually, quickest
-from tests.kit.server import HOST, free_port
-from tests.kit.worker import REPOSITORY
+from tests.support import RedisServer, TcpProxy, eventually, quickest
+from tests.support.server import HOST, free_port
+from tests.support.worker import REPOSITORY
 
 
 def task_of(app: Celery, **options: Any) -> Any:

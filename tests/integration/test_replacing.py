@@ -28,7 +28,7 @@ from tests.integration.apps import (
     working,
 )
 from tests.integration.test_publish_failures import SlowPublish, raising, replace_publish
-from tests.kit import eventually
+from tests.support import eventually
 
 
 class Shop:

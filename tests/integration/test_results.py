@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_unique import DuplicateTask, UniqueResult, lookup
 from tests.integration.apps import flush, make_app, messages, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 
 @pytest.fixture

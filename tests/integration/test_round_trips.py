@@ -18,7 +18,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
 from celery_unique.stores.redis import scripts
 from tests.integration.apps import flush, make_app, value_of, working
-from tests.kit import RedisServer, TcpProxy, Worker
+from tests.support import RedisServer, TcpProxy, Worker
 
 pytestmark = pytest.mark.server
 
@@ -323,7 +323,7 @@ from celery import Celery
 import celery_unique
 
 app = Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
-# A busy machine's store is waited for at the gate: see tests/kit/patience.py.
+# A busy machine's store is waited for at the gate: see tests/support/patience.py.
 celery_unique.install(app, store_url=os.environ["STORE"], gate_timeout=5, store_timeout=10)
 
 @app.task(name="shop.rebuild", unique=True)

@@ -11,7 +11,7 @@ from celery import Celery
 import celery_unique
 from celery_unique.config.app_state import state_of
 from tests.integration.apps import flush, make_app, value_of, working
-from tests.kit import TlsRedisServer
+from tests.support import TlsRedisServer
 
 URLS = ["cluster_url", "sentinel_url", "mariadb_url"]
 

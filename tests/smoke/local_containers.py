@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from pytest_celery import CeleryWorkerContainer, RabbitMQContainer, RedisContainer
 
-from tests.kit import LocalProcess, RabbitMQServer, RedisServer
-from tests.kit.server import HOST
-from tests.kit.worker import REPOSITORY
+from tests.support import LocalProcess, RabbitMQServer, RedisServer
+from tests.support.server import HOST
+from tests.support.worker import REPOSITORY
 
 
 class Controllable(Protocol):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.kit import PostgresServer, RedisServer
-from tests.kit.server import HOST
 from tests.stores.racing import Round, acquire_racer
+from tests.support import PostgresServer, RedisServer
+from tests.support.server import HOST
 
 
 class DjangoProject:

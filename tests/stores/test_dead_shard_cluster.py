@@ -10,7 +10,6 @@ import pytest
 
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.redis import ClusterStore
-from tests.kit import RedisCluster, eventually
 from tests.stores.factories import (
     QUEUE_LEASE,
     advance,
@@ -23,6 +22,7 @@ from tests.stores.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support import RedisCluster, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -12,10 +12,10 @@ import pytest
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.diagnosis import Diagnosis
-from tests.kit import RedisCluster, RedisSentinels, RedisServer, eventually
-from tests.kit.redis_groups import ask, configured
-from tests.kit.server import HOST, free_port
 from tests.stores.timing import PATIENCE_S
+from tests.support import RedisCluster, RedisSentinels, RedisServer, eventually
+from tests.support.redis_groups import ask, configured
+from tests.support.server import HOST, free_port
 
 
 def diagnose(url: str) -> Diagnosis:

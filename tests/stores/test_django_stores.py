@@ -17,11 +17,11 @@ from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import RedisStore
 from celery_unique.stores.sql import SqlStore
-from tests.kit import PostgresServer, RedisServer, Server, eventually
-from tests.kit.server import HOST, find_program
-from tests.kit.worker import REPOSITORY
 from tests.stores.django_project import DjangoProject
 from tests.stores.factories import claim, fresh_key
+from tests.support import PostgresServer, RedisServer, Server, eventually
+from tests.support.server import HOST, find_program
+from tests.support.worker import REPOSITORY
 
 DJANGOS = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"

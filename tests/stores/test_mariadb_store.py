@@ -14,8 +14,6 @@ from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.sql import SqlStore
 from celery_unique.stores.sql.errors import DEADLOCK
-from tests.kit import MariaDBServer, TcpProxy
-from tests.kit.server import HOST
 from tests.stores.factories import (
     QUEUE_LEASE,
     claim,
@@ -26,6 +24,8 @@ from tests.stores.factories import (
     start,
 )
 from tests.stores.timing import after_all, unavailable_within
+from tests.support import MariaDBServer, TcpProxy
+from tests.support.server import HOST
 
 TIMEOUT = 1.0
 #: What a busy machine may add to a time-out.

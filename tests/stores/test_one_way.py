@@ -14,7 +14,7 @@ import pytest
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores import fire_and_forget as one_way
 from celery_unique.stores.fire_and_forget import FireAndForgetQueue
-from tests.kit import eventually
+from tests.support import eventually
 
 
 def test_acts_are_carried_out_in_the_order_they_came() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.sql import SqlStore
-from tests.kit import PgBouncerServer, PostgresServer
 from tests.stores.factories import claim, finish, fresh_key, run, running, start
+from tests.support import PgBouncerServer, PostgresServer
 
 CLIENTS = 24
 

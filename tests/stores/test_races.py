@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from celery_unique.stores import open_store
-from tests.kit import RedisCluster, RedisSentinels, eventually
 from tests.stores.django_project import DjangoProject, django_acquire_racer
 from tests.stores.racing import (
     PROCESSES,
@@ -31,6 +30,7 @@ from tests.stores.racing import (
     wrong_rounds,
 )
 from tests.stores.racing_followers import Asked, joining_racer, lost_followers
+from tests.support import RedisCluster, RedisSentinels, eventually
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,8 +14,6 @@ import redis
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import RedisStore
-from tests.kit import RedisServer
-from tests.kit.server import HOST, free_port
 from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -27,6 +25,8 @@ from tests.stores.factories import (
     start,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support import RedisServer
+from tests.support.server import HOST, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 

@@ -20,9 +20,6 @@ from celery_unique.stores import open_store
 from celery_unique.stores.record import MARKS_INLINE
 from celery_unique.stores.redis import ClusterStore
 from celery_unique.stores.redis.layout import BUCKETS, Layout
-from tests.kit import RedisCluster, RedisServer, eventually
-from tests.kit.redis_groups import ask
-from tests.kit.server import HOST, free_port
 from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -37,6 +34,9 @@ from tests.stores.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
+from tests.support import RedisCluster, RedisServer, eventually
+from tests.support.redis_groups import ask
+from tests.support.server import HOST, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 TIMEOUT_S = 0.6

@@ -24,9 +24,6 @@ from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore, connections, write_behind
 from celery_unique.stores.redis.connections import MOST_IDLE
-from tests.kit import RedisServer, TcpProxy, eventually
-from tests.kit.interrupts import Interruption, named, of_package
-from tests.kit.server import HOST, free_port
 from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -39,6 +36,9 @@ from tests.stores.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
+from tests.support import RedisServer, TcpProxy, eventually
+from tests.support.interrupts import Interruption, named, of_package
+from tests.support.server import HOST, free_port
 
 TIMEOUT_S = 0.4
 #: What a test run on a busy machine may add to a time-out.

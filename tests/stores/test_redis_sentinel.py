@@ -21,9 +21,6 @@ from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import SentinelStore
-from tests.kit import RedisSentinels, RedisServer, eventually, quickest
-from tests.kit.redis_groups import ask
-from tests.kit.server import HOST, free_port
 from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -36,6 +33,9 @@ from tests.stores.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
+from tests.support import RedisSentinels, RedisServer, eventually, quickest
+from tests.support.redis_groups import ask
+from tests.support.server import HOST, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
 TIMEOUT_S = 0.6

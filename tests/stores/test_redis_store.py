@@ -15,7 +15,6 @@ import redis
 from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.commands import BATCH
 from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
-from tests.kit import RedisServer
 from tests.stores.factories import (
     GRACE,
     MINUTE,
@@ -32,8 +31,9 @@ from tests.stores.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support import RedisServer
 
-LUA = Path(scripts.__file__).parent.parent / "lua"
+LUA = Path(scripts.__file__).parent / "lua"
 
 
 @pytest.fixture(params=["redis_url", "valkey_url"])

@@ -25,8 +25,6 @@ from sqlalchemy import event, text
 
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.sql import SqlStore, database
-from tests.kit import PostgresServer, TcpProxy, eventually
-from tests.kit.interrupts import Interruption, named
 from tests.stores.factories import (
     QUEUE_LEASE,
     claim,
@@ -38,6 +36,8 @@ from tests.stores.factories import (
     start,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
+from tests.support import PostgresServer, TcpProxy, eventually
+from tests.support.interrupts import Interruption, named
 
 TIMEOUT = 0.6
 #: What a busy machine may add to a time-out.

@@ -19,7 +19,6 @@ from celery_unique.stores import acts, open_store
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.record import Record
 from celery_unique.stores.sql import SqlStore
-from tests.kit import PostgresServer
 from tests.stores.factories import (
     GRACE,
     MINUTE,
@@ -37,6 +36,7 @@ from tests.stores.factories import (
     start,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support import PostgresServer
 
 DATABASES = [
     pytest.param("sqlite_url", id="sqlite"),

@@ -13,7 +13,6 @@ import pytest
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.kit.wrong_records import variants_for
 from tests.stores.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -26,6 +25,7 @@ from tests.stores.factories import (
     start,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support.wrong_records import variants_for
 
 PERSISTENT = [
     pytest.param("redis_url", marks=pytest.mark.server, id="redis"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_unique.exceptions import StoreUnavailable
-from tests.kit import eventually, quickest
+from tests.support import eventually, quickest
 
 #: For stores of tests that are not about time-outs. Of the 2 s that are usual a quarter is for
 #: connecting, and a healthy server takes longer now and then if it has to share two processors.

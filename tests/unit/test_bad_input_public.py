@@ -30,6 +30,7 @@ from celery_unique.policy.fields import OPTION_OF
 from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN, known_schemes
 from tests.integration.apps import locks, make_app, messages, plain_app
+from tests.unit.config.wrong_urls import CANNOT_BE_WRONG, WRONG_URLS, django_settings
 from tests.unit.test_bad_input import (
     A_CURE,
     BESIDE,
@@ -45,7 +46,6 @@ from tests.unit.test_bad_input import (
     waits_for_a_task,
     wrong_values,
 )
-from tests.unit.wrong_urls import CANNOT_BE_WRONG, WRONG_URLS, django_settings
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::celery_unique.exceptions.UniquePolicyWarning",

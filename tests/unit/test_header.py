@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_unique.header import HEADER, VERSION, LockHeader
-from tests.kit.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
+from tests.support.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
 
 KEY = "1:10b82e1a1f18ffba7656145a57c63e52143cd498c43f8681892a7959f76965a0"
 

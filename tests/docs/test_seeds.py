@@ -1,0 +1,145 @@
+"""The pages of seeds and of guarantees name tests that exist, and claim no more than is there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from celery import Celery
+
+import celery_unique
+from celery_unique import lookup
+from celery_unique.stores import BUILT_IN, open_store
+from tests.docs.pages import DOCS, ROOT
+
+SEEDS = DOCS / "seeds.md"
+GUARANTEES = DOCS / "explanation" / "guarantees.md"
+STATUSES = ("met", "partly", "planned", "otherwise")
+
+
+class Row(NamedTuple):
+    seed: str
+    section: str
+    asks_for: str
+    status: str
+    how: str
+    shown_by: str
+
+
+def rows() -> list[Row]:
+    found: list[Row] = []
+    seed = ""
+    for line in SEEDS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            seed = line[3:]
+        elif line.startswith("| ") and not line.startswith(("| ---", "| section")):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found.append(Row(seed, *cells))
+    return found
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+
+
+def pages_naming_tests() -> list[tuple[str, str, str]]:
+    return [
+        (page.name, file, name)
+        for page in (SEEDS, GUARANTEES)
+        for file, name in dict.fromkeys(named_tests(page.read_text(encoding="utf-8")))
+    ]
+
+
+@pytest.mark.parametrize(("page", "file", "name"), pages_naming_tests())
+def test_every_test_that_is_named_exists(page: str, file: str, name: str) -> None:
+    path = ROOT / "tests" / file
+
+    assert path.is_file(), f"{page}: there is no {file}"
+    assert re.search(rf"^ *(async )?def {name}\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_row_has_a_status_and_what_it_needs() -> None:
+    for row in rows():
+        assert row.status in STATUSES, row
+        if row.status in ("met", "partly"):
+            assert named_tests(row.shown_by), f"no test shows it: {row}"
+        if row.status in ("partly", "otherwise"):
+            assert row.how, f"it does not say why: {row}"
+
+
+#: How many requirements each section of the Open Job Spec states with MUST, SHOULD or MAY; 5.4's
+#: second sentence and A.3 have two in one row, and 2.1's first row and a few others have none.
+OJS_NORMATIVE_ROWS = {
+    "2.1": 1, "2.2": 5, "4.2": 5, "5.1": 2, "5.2": 3, "5.4": 2, "6.2": 2, "6.4": 1, "7.2": 2,
+    "8.1": 1, "8.3": 3, "8.4": 11, "9.2": 1, "12": 2, "A.1": 1, "A.3": 1,
+    **{f"14.{number}": 1 for number in range(1, 12)},
+}  # fmt: skip
+
+
+def test_every_requirement_of_the_open_job_spec_has_its_row() -> None:
+    normative = Counter(
+        row.section
+        for row in rows()
+        if row.seed.startswith("Open Job Spec")
+        and re.search(r"\((MUST|MUST NOT|SHOULD|MAY)\)", row.asks_for)
+    )
+
+    assert normative == OJS_NORMATIVE_ROWS
+
+
+def test_all_five_seeds_are_there() -> None:
+    counted = Counter(row.seed.partition(":")[0] for row in rows())
+    print(dict(counted), Counter(row.status for row in rows()))
+
+    assert set(counted) == {"Open Job Spec", "Stem", "Tasker", "Flovyn", "Tasks package"}
+
+
+# -- What no other test shows ----------------------------------------------------------------------
+
+
+def test_the_ways_out_are_documented() -> None:
+    text = GUARANTEES.read_text(encoding="utf-8")
+
+    assert text.index("a body can run twice") < text.index("## What holds")
+    assert "## Ways out" in text
+    assert "## Write bodies that can run twice" in text
+
+
+# Django's are the stores of what is behind them: tests/stores/test_django_stores.py.
+@pytest.mark.parametrize("scheme", [name for name in BUILT_IN if not name.startswith("django-")])
+def test_every_store_names_its_guarantee_and_mechanism(scheme: str, tmp_path: Path) -> None:
+    url = {
+        "sqlite": f"sqlite:///{tmp_path}/locks.db",
+        "memory": "memory://",
+        "sentinel": "sentinel://127.0.0.1:1/0?sentinel_master=locks",
+    }
+    store = open_store(url.get(scheme, f"{scheme}://127.0.0.1:1/x".replace("/x", "/0")))
+
+    fails_over = scheme in ("sentinel", "redis+cluster", "rediss+cluster")
+    assert store.guarantee == ("best-effort" if fails_over else "strong")
+    assert store.mechanism
+
+
+def make_task(**settings: Any) -> tuple[Celery, Any]:
+    app = Celery("seeds", broker="memory://")
+    celery_unique.install(app, **settings)
+
+    @app.task(unique=True, name="seeds.charge")
+    def charge(order_id: int) -> None: ...
+
+    return app, charge
+
+
+def test_a_waiting_key_outlives_the_visibility_timeout() -> None:
+    app, charge = make_task(namespace="visible", queue_lease="PT1M")
+    app.conf.broker_transport_options = {"visibility_timeout": 7200}
+    charge.delay(7)
+
+    lock = lookup(charge, (7,))
+
+    assert lock is not None
+    assert lock.expires_at - lock.created_at > timedelta(hours=2)

@@ -1,0 +1,134 @@
+"""Acts that are carried out when the store answers again."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores import retry_queue as later
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.retry_queue import RetryQueue
+from tests.support import eventually
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(later, "LONGEST_PAUSE_S", 0.02)
+
+
+def test_an_act_is_repeated_until_the_store_answers() -> None:
+    answers = iter([StoreUnavailable("down"), StoreUnavailable("down"), None])
+    done = threading.Event()
+
+    def act() -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+        done.set()
+
+    acts = RetryQueue(MemoryStore())
+    acts.retry("k", "give back", act, within_s=10)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 0)
+
+
+def test_an_act_is_given_up_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    def act() -> None:
+        raise StoreUnavailable("down")
+
+    acts = RetryQueue(MemoryStore())
+    acts.retry("k", "give back", act, within_s=0.05)
+
+    eventually(lambda: acts.waiting() == 0)
+    assert "gave up: give back" in caplog.text
+
+
+def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    done = threading.Event()
+    acts = RetryQueue(MemoryStore())
+    acts.retry("k", "something broken", broken, within_s=10)
+    acts.retry("k", "give back", done.set, within_s=10)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 0)
+    assert "could not be carried out: something broken" in caplog.text
+
+
+class Sharded(MemoryStore):
+    """The first letter of a key names its part of the store."""
+
+    def shard_of(self, key: str) -> str:
+        return key[0]
+
+
+def away() -> None:
+    raise StoreUnavailable("this part is away")
+
+
+def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -> None:
+    done = threading.Event()
+    acts = RetryQueue(Sharded())
+    acts.retry("a1", "finish on a dead shard", away, within_s=60)
+    acts.retry("b1", "finish on a healthy one", done.set, within_s=60)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 1)
+
+
+def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting() -> None:
+    done = threading.Event()
+    acts = RetryQueue(MemoryStore())
+    acts.retry("a1", "finish of a key that takes too long", away, within_s=60)
+    acts.retry("b1", "finish of another key", done.set, within_s=60)
+
+    assert done.wait(20)
+    eventually(lambda: acts.waiting() == 1)
+
+
+def test_acts_on_one_key_stay_in_their_order() -> None:
+    order: list[str] = []
+    failures = iter([True] * 3 + [False] * 10)
+
+    def retry() -> None:
+        if next(failures):
+            raise StoreUnavailable("down")
+        order.append("retry")
+
+    acts = RetryQueue(Sharded())
+    acts.retry("a1", "retry", retry, within_s=60)
+    acts.retry("a1", "finish", lambda: order.append("finish"), within_s=60)
+    acts.retry("b1", "finish of another", lambda: order.append("other"), within_s=60)
+
+    eventually(lambda: acts.waiting() == 0)
+    assert order == ["other", "retry", "finish"]
+
+
+def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    def unreadable() -> None:
+        raise UnreadableRecord("not JSON")
+
+    acts = RetryQueue(MemoryStore())
+    acts.retry("a1", "finish", unreadable, within_s=60)
+
+    eventually(lambda: acts.waiting() == 0)
+    assert "gave up: finish" in caplog.text
+
+
+def test_a_thread_that_was_interrupted_before_it_started_is_started_by_the_next_act() -> None:
+    """A signal may raise between the two: nothing would ever be tried again."""
+    retries = RetryQueue(MemoryStore())
+    retries._thread = threading.Thread(target=retries._work)  # made, and never started
+    ran = threading.Event()
+
+    retries.retry("key", "a test", ran.set, within_s=30.0)
+
+    assert ran.wait(30.0)
