@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
-from celery.app.task import Context
 
 from .policy.task_options import remember_options
 
 if TYPE_CHECKING:
     from .policy.policy import UniquePolicy
-
-# ``self.request.unique`` is None in a body that holds no lock, instead of an
-# AttributeError. (A new name: Celery's own attributes are left alone.)
-Context.unique = None
 
 
 class UniqueTask(Task):

@@ -4,11 +4,16 @@ from typing import Any
 
 from celery import Task
 from celery.app.autoretry import add_autoretry_behaviour
+from celery.app.task import Context
 
 from celery_unique.config.app_state import AppState
 from celery_unique.policy.task_options import IN_FRONT
 from celery_unique.publish.eager import around_apply
 from celery_unique.worker.body import around_body
+
+# ``self.request.unique`` is None in a body that holds no lock, instead of an
+# AttributeError. (A new name: Celery's own attributes are left alone.)
+Context.unique = None
 
 _ADOPTED = "_celery_unique_adopted"
 
