@@ -8,7 +8,6 @@ accept ``**kwargs``, so that a new fact never breaks a receiver.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import Any
 
 from celery.utils.dispatch import Signal
@@ -16,6 +15,7 @@ from celery.utils.dispatch import Signal
 from .exceptions import StoreUnavailable, UnreadableRecord
 from .policy.policy import UniquePolicy
 from .stores.base import Holder
+from .stores.bounded import BoundedDict
 from .stores.failover import FailOver
 
 logger = logging.getLogger("celery_unique")
@@ -241,17 +241,14 @@ def unreadable_header(
 
 
 #: Keys whose records cannot be read, as far as this process has reported them.
-_unreadable: OrderedDict[str | None, None] = OrderedDict()
-MOST_UNREADABLE = 1000
+_unreadable: BoundedDict[str | None, None] = BoundedDict(1000)
 
 
 def _unreadable_record(act: str, error: UnreadableRecord, task_name: str, task_id: str) -> None:
     """Logged once for each key: every act on it fails, and a renewal comes every few seconds."""
     if error.key in _unreadable:
         return
-    _unreadable[error.key] = None
-    while len(_unreadable) > MOST_UNREADABLE:
-        _unreadable.popitem(last=False)
+    _unreadable.remember(error.key, None)
     logger.error(
         "%s[%s] has no lock (%s): %s",
         task_name,

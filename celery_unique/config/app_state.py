@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +19,7 @@ from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.policy.task_options import TaskPolicies
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
+from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.failover import REMEMBERED, FailOver, FailOvers
 from celery_unique.stores.memory import MemoryStore
 
@@ -66,7 +67,7 @@ class AppState:
         self._leases: Leases | None = None
         self._parts: dict[type, Any] = {}
         #: Tasks that calls made in this process follow.
-        self.joined: OrderedDict[str, None] = OrderedDict()
+        self.joined: BoundedDict[str, None] = BoundedDict(MOST_JOINED)
         #: Those that this process has noticed, the newest ones.
         self.failovers: deque[FailOver] = deque(maxlen=REMEMBERED)
         #: A worker's thread for what its main loop must not wait for.
@@ -79,9 +80,7 @@ class AppState:
 
     def joined_here(self, holder_id: str) -> None:
         """A call made in this process follows that task, which may run here and be over."""
-        self.joined[holder_id] = None
-        while len(self.joined) > MOST_JOINED:
-            self.joined.popitem(last=False)
+        self.joined.remember(holder_id, None)
 
     def was_joined_here(self, holder_id: str) -> bool:
         """Whether one did so since this was last asked."""
