@@ -7,14 +7,28 @@ completed, discarded or cancelled.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import lru_cache
 
-__all__ = ["GROUPS", "LIVE", "STATES", "TERMINAL", "explain_gaps"]
+__all__ = ["GROUPS", "LIVE", "STATES", "TERMINAL", "State", "explain_gaps"]
 
-LIVE = ("pending", "scheduled", "available", "active", "retryable")
-TERMINAL = ("completed", "discarded", "cancelled")
-#: In the order of a task's life, which is the order a policy keeps them in.
-STATES = LIVE + TERMINAL
+
+class State(StrEnum):
+    """In the order of a task's life, which is the order a policy keeps them in."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    ACTIVE = "active"
+    RETRYABLE = "retryable"
+    COMPLETED = "completed"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+
+
+#: By name, as policies hold them.
+STATES = tuple(state.value for state in State)
+LIVE, TERMINAL = STATES[:5], STATES[5:]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     # A retried task has started before, so retryable is not among them.

@@ -14,9 +14,10 @@ import json
 from collections import OrderedDict
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
+
+from celery_unique.policy.states import State as State  # noqa: PLC0414  (re-exported)
 
 from .record_followers import KEPT_MS, Following, Joined, typed
 
@@ -25,19 +26,7 @@ from .record_followers import KEPT_MS, Following, Joined, typed
 SCHEMA_VERSION = 1
 
 
-class State(StrEnum):
-    """OJS's states by name, stored as one letter each."""
-
-    PENDING = "pending"
-    SCHEDULED = "scheduled"  # never stored: an available task whose ETA lies ahead
-    AVAILABLE = "available"
-    ACTIVE = "active"
-    RETRYABLE = "retryable"
-    COMPLETED = "completed"
-    DISCARDED = "discarded"
-    CANCELLED = "cancelled"
-
-
+#: Each state is stored as one letter. SCHEDULED never is: an available task whose ETA lies ahead.
 LETTER_OF = {
     State.PENDING: "p",
     State.SCHEDULED: "s",
@@ -72,6 +61,11 @@ def terminal_letters(states: str) -> str:
     return "".join(letter for letter in states if letter in TERMINAL_LETTERS)
 
 
+def is_kept(state: State, keep: str) -> bool:
+    """Whether a task stays recorded in this final state; ``keep`` as in `TaskEntry`."""
+    return LETTER_OF[state] in keep
+
+
 @dataclass(slots=True)
 class TaskEntry:
     """One task of the key. The order of the fields is the packed order."""
@@ -101,8 +95,32 @@ class TaskEntry:
     held_until: int = 0
 
     @property
+    def pending(self) -> bool:
+        """Admitted; its publish is not confirmed yet."""
+        return self.state == "p"
+
+    @property
+    def waiting(self) -> bool:
+        """Published and not running: in the queue, or before a retry."""
+        return self.state in "wt"
+
+    @property
+    def unstarted(self) -> bool:
+        """No delivery has started it: pending, or in the queue for the first time."""
+        return self.state in "pw"
+
+    @property
+    def running(self) -> bool:
+        return self.state == "r"
+
+    @property
     def terminal(self) -> bool:
         return self.state in TERMINAL_LETTERS
+
+    @property
+    def stored_state(self) -> State:
+        """Its state without regard to the ETA, see ``shown_state``."""
+        return STATE_OF[self.state]
 
     @property
     def queue_named(self) -> bool:
@@ -142,7 +160,7 @@ class TaskEntry:
 
     def is_abandoned(self, now: int) -> bool:
         """Whether it waits, and whoever had its message is believed dead."""
-        return self.state in "wt" and 0 < self.held_until <= now
+        return self.waiting and 0 < self.held_until <= now
 
     def flag(self, letter: str) -> None:
         if letter not in self.flags:
@@ -155,7 +173,7 @@ class TaskEntry:
         """The state as OJS names it: waiting tasks with an ETA ahead are scheduled."""
         if self.state == "w" and self.eta > now:
             return State.SCHEDULED
-        return STATE_OF[self.state]
+        return self.stored_state
 
     def counts_as(self, now: int) -> str:
         """Letters of every state this task stands for when a call asks.
@@ -164,7 +182,7 @@ class TaskEntry:
         message may already be on the way.
         """
         waiting = "s" if self.eta > now else "w"
-        if self.state == "p":
+        if self.pending:
             return "p" + waiting
         return waiting if self.state == "w" else self.state
 

@@ -28,8 +28,8 @@ def acquire(record: Record, claim: Claim, now: int) -> Acquired:
     kept = _kept_from(record, claim, blockers)
     if kept:
         return _conflict(record, claim, kept, now)
-    active = [i for i in blockers if record.tasks[i].state == "r"]
-    waiting = [i for i in blockers if record.tasks[i].state in "pwt"]
+    active = [i for i in blockers if record.tasks[i].running]
+    waiting = [i for i in blockers if not record.tasks[i].running and not record.tasks[i].terminal]
     after = _predecessor(record, claim, active, waiting, now)
     if after or not blockers or (claim.on_conflict in REPLACING and not active):
         return _stand_in(record, claim, [i for i in waiting if i != after], after, now)
@@ -51,7 +51,7 @@ def _predecessor(
 
 
 def _is_overdue(task: TaskEntry, claim: Claim, now: int) -> bool:
-    due = task.state in "pw" and task.eta <= now
+    due = task.unstarted and task.eta <= now
     return due and (task.since or task.created_at) + claim.max_wait_ms <= now
 
 
@@ -84,7 +84,7 @@ def _goes_on(record: Record, claim: Claim, now: int) -> bool:
         # mark must stay, or the message of this attempt would run it once more.
         mark = record.mark_of(claim.task_id, now)
         return mark is not None and mark.kind != "withdrawn"
-    if own.state == "p":
+    if own.pending:
         own.lease = max(own.lease, now + claim.grace_ms)
     return True
 

@@ -13,7 +13,7 @@ from .replace import bring_back, finalise, in_limbo
 def confirm(record: Record, task_id: str, lease_ms: int, now: int) -> None:
     record.purge(now)
     task = record.tasks.get(task_id)
-    if task is not None and task.state == "p":
+    if task is not None and task.pending:
         _publish(record, task_id, lease_ms, now)
 
 
@@ -29,7 +29,7 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
 def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     record.purge(now)
     task = record.tasks.get(task_id)
-    if task is None or task.state != "p" or task.copies:
+    if task is None or not task.pending or task.copies:
         return False
     bring_back(record, task_id, now + mark_ms)
     del record.tasks[task_id]
@@ -48,7 +48,7 @@ def help_holder(
         mark = record.mark_of(task_id, now)
         return "published" if mark is not None and mark.kind == "done" else "again"
     abandoned = task.is_abandoned(now)
-    if task.state != "p" and not abandoned:
+    if not task.pending and not abandoned:
         return "published"
     if task.released or in_limbo(record, task):
         return "again"  # a copy would run under a lock that blocks nobody
@@ -64,7 +64,7 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
     record.purge(now)
     task = record.tasks.get(task_id)
     if task is not None:
-        alive = task.state == "r" and task.delivery_lease > now
+        alive = task.running and task.delivery_lease > now
         if alive or task.terminal:
             return "active"
         bring_back(record, task_id, now + mark_ms)

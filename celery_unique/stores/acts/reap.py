@@ -93,7 +93,7 @@ def _other_task(record: Record, but: tuple[str, str], arguments: str, now: int) 
 
 
 def _rank(task: TaskEntry, now: int) -> int:
-    if task.state == "r":
+    if task.running:
         return 3
     if not task.terminal:
         return 2

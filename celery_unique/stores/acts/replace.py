@@ -35,7 +35,7 @@ def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
     """
     for other_id in stands_in_for(record, task_id):
         other = record.tasks[other_id]
-        if other.state != "r":
+        if not other.running:
             del record.tasks[other_id]
             if other.in_canvas or other.expected:
                 record.tasks[task_id].flag("f")
@@ -51,5 +51,5 @@ def bring_back(record: Record, task_id: str, lease_until: int) -> None:
     for other in record.tasks.values():
         if other.by == task_id:
             other.by = own_replacement
-            if not own_replacement and other.state in "wt":
+            if not own_replacement and other.waiting:
                 other.lease = max(other.lease, lease_until)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from celery_unique.stores.base import Finish, Finished, Held, Start, Started
-from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
+from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry, is_kept
 
 from .followers import is_followed, number_of_followers, set_due_time, stop_following
 from .replace import bring_back, finalise, in_limbo
@@ -92,11 +92,11 @@ def renew(record: Record, held: Held, now: int) -> int:
         record.put_mark(held.task_id, replace(mark, until=until), now)
     has_started = task is not None and task.delivery and task.delivery == held.waits_as
     if task is not None and not task.terminal and not has_started:
-        pending = task.state == "p"
+        pending = task.pending
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
         if held.returned:
             task.held_until = 0
-        if held.held_ms and task.state != "r":
+        if held.held_ms and not task.running:
             task.held_until = max(task.held_until, now + held.held_ms)
         if pending:
             task.state = "w"  # a message in hand has been published
@@ -113,7 +113,7 @@ def retry(
 ) -> None:
     record.purge(now)
     task = record.tasks.get(task_id)
-    if task is None or task.state != "r" or task.delivery != delivery:
+    if task is None or not task.running or task.delivery != delivery:
         return
     task.state = "t"
     task.held_until = 0  # the message of the retry is in the broker
@@ -133,7 +133,7 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
     followed = task.expected or is_followed(record, finish.task_id)
     if task.ending:  # a hard time limit reports twice
         return Finished("ended", True, task.duplicates, followed)
-    if task.state == "p":
+    if task.pending:
         _end_limbo(record, finish, now)
         followed = task.expected or is_followed(record, finish.task_id)
     stop_following(record, finish.task_id)
@@ -143,7 +143,7 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
         task.state = LETTER_OF[finish.state]
         task.delivery = finish.delivery
         task.flag("e")
-        if task.state in task.keep:  # also if nobody lives to settle it
+        if is_kept(finish.state, task.keep):  # also if nobody lives to settle it
             task.lease = max(task.lease, _kept_until(task, finish, now))
         if followed:  # nobody else completes them while this delivery is believed alive
             task.delivery_lease = max(task.delivery_lease, now + finish.run_lease_ms)
@@ -167,7 +167,7 @@ def _end_limbo(record: Record, finish: Finish, now: int) -> None:
 def _may_finish(task: TaskEntry, finish: Finish) -> bool:
     if not task.delivery:  # never started here: revoked or expired, or the gate was blind
         return not task.terminal and finish.token in (0, task.token)
-    return task.delivery == finish.delivery and (task.state == "r" or task.ending)
+    return task.delivery == finish.delivery and (task.running or task.ending)
 
 
 def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
