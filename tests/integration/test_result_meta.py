@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 
 import celery_unique
+from celery_unique.publish import stored_meta
 from celery_unique.publish.results import UniqueResult
 from celery_unique.publish.stored_meta import StoredUnique
 from tests.integration.apps import make_app, plain_app, value_of, working
@@ -158,9 +159,9 @@ def test_an_app_without_the_library_reads_the_result_as_ever(story: Story, exten
 def test_facts_of_a_newer_release_are_left_out() -> None:
     meta = {"celery_unique": {"key": "1:abc", "outcome": "created", "colour": "red"}}
 
-    assert celery_unique.result_meta.read(meta) == StoredUnique("1:abc")
-    assert celery_unique.result_meta.read({"celery_unique": "what is this"}) is None
-    assert celery_unique.result_meta.read({}) is None
+    assert stored_meta.read(meta) == StoredUnique("1:abc")
+    assert stored_meta.read({"celery_unique": "what is this"}) is None
+    assert stored_meta.read({}) is None
 
 
 def test_an_eager_result_has_nothing_stored(local_app: Celery) -> None:

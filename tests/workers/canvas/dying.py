@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_unique.followers import complete as completing
-from celery_unique.followers import complete as sharing
+from celery_unique.followers import promote
 from celery_unique.worker.lock_client import WorkerLockClient
 
 #: How many followers a worker completes before it dies.
@@ -36,7 +36,7 @@ def die_in_time() -> None:
     if DIES_AT not in os.environ:
         return
     dies_at, when = int(os.environ[DIES_AT]), os.environ[DIES]
-    real = sharing.complete
+    real = promote.complete
     began: list[float] = []
 
     def complete(app: Any, call: Any, outcome: Any) -> None:
@@ -56,7 +56,7 @@ def die_in_time() -> None:
         if when == "after" and len(began) - 1 == dies_at:
             die()
 
-    sharing.complete = complete
+    promote.complete = complete
 
 
 def die() -> None:
