@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.stores.factories import MINUTE, QUEUE_LEASE, claim, fresh_key, start
+from celery_unique.testing.store_contract.factories import (
+    MINUTE,
+    QUEUE_LEASE,
+    claim,
+    fresh_key,
+    start,
+)
 
 LIST = "/admin/celery_unique/lock/"
 RELEASE = f"{LIST}release/"
@@ -118,7 +124,7 @@ def hold_long_names() -> None:
 
 def hold_ended() -> str:
     """A task that has ended and keeps its key for its window. The key."""
-    from tests.stores.factories import finish
+    from celery_unique.testing.store_contract.factories import finish
 
     empty_store()
     key = hold("shop.digest", "ended", active="celery@box", window_ms=60 * MINUTE, keep="c")

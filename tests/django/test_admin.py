@@ -151,7 +151,7 @@ def test_columns_sort_both_ways() -> None:
 
 @inside_django
 def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond() -> None:
-    from tests.stores.factories import claim, fresh_key
+    from celery_unique.testing.store_contract.factories import claim, fresh_key
 
     empty_store()
     store().acquire_many([(fresh_key(), claim(f"id{n:03}", grace_ms=600_000)) for n in range(250)])
@@ -399,7 +399,7 @@ def page_through_many_locks() -> dict[str, Any]:
     import resource
     import time
 
-    from tests.stores.factories import claim, fresh_key
+    from celery_unique.testing.store_contract.factories import claim, fresh_key
 
     empty_store()
     for first in range(0, 100_000, 1000):

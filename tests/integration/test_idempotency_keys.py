@@ -904,7 +904,7 @@ def test_scenario_a_worker_that_crashed_leaves_a_key_that_frees_itself(
     first = call(pay)
     flush(app)
     # What a worker tells that starts the task, and then is gone.
-    from tests.stores.factories import start
+    from celery_unique.testing.store_contract.factories import start
 
     store = state_of(app).store
     started = store.start(first.unique_key, start(first.id, "w1/1/1/1"))

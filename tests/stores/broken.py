@@ -1,19 +1,41 @@
 """Memory stores that each leave one rule of the protocol out.
 
-They exist to show that the tests can fail: the counterexample of a rule must catch the
-store without it, and so must the state machine.
+They show that the tests can fail: the contract must catch each of them, through the tests that
+its decorator names, and so must the state machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import pytest
 
 from celery_unique.stores.base import Acquired, Claim, Finish, Finished, Held, Start, Started
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
+from celery_unique.testing.store_contract import LockStoreContract as Contract
+
+Broken = TypeVar("Broken", bound=type[MemoryStore])
+
+#: The tests of the contract that each broken store must fail.
+CAUGHT_BY: list[Any] = []
+
+
+def caught_by(*tests: Callable[..., None], **arguments: Any) -> Callable[[Broken], Broken]:
+    """Record the tests of the contract that must fail on the store, with these parameters."""
+
+    def record(store: Broken) -> Broken:
+        CAUGHT_BY.extend(
+            pytest.param(store, partial(test, **arguments), id=f"{test.__name__}-{store.__name__}")
+            for test in tests
+        )
+        return store
+
+    return record
 
 
 class BrokenStore(MemoryStore):
@@ -28,6 +50,7 @@ class BrokenStore(MemoryStore):
             yield record, now
 
 
+@caught_by(Contract.test_a_duplicate_of_a_pending_holder_can_see_to_it_that_the_holder_is_published)
 class HidesThatTheHolderIsPending(BrokenStore):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, claim)
@@ -36,6 +59,10 @@ class HidesThatTheHolderIsPending(BrokenStore):
         return replace(reply, holder=replace(reply.holder, state=State.AVAILABLE))
 
 
+@caught_by(
+    Contract.test_a_publisher_that_died_before_its_publish_blocks_for_the_grace_only,
+    Contract.test_a_publish_that_failed_frees_the_key_at_once,
+)
 class ConfirmsBeforeThePublish(BrokenStore):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, claim)
@@ -44,6 +71,7 @@ class ConfirmsBeforeThePublish(BrokenStore):
         return reply
 
 
+@caught_by(Contract.test_a_confirm_that_arrives_after_the_end_revives_nothing)
 class ConfirmCreates(BrokenStore):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         super().confirm(key, task_id, lease_ms)
@@ -52,6 +80,7 @@ class ConfirmCreates(BrokenStore):
             record.tasks.setdefault(task_id, created)
 
 
+@caught_by(Contract.test_a_renewal_that_arrives_after_the_end_revives_nothing)
 class RenewCreates(BrokenStore):
     def renew(self, held: Sequence[Held]) -> list[bool]:
         replies = super().renew(held)
@@ -62,6 +91,7 @@ class RenewCreates(BrokenStore):
         return replies
 
 
+@caught_by(Contract.test_a_confirm_that_arrives_after_the_start_lets_no_twin_in)
 class ConfirmActsOnAnyState(BrokenStore):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         with self.changing(key) as (record, now):
@@ -70,6 +100,7 @@ class ConfirmActsOnAnyState(BrokenStore):
                 task.state, task.delivery, task.lease = "w", "", max(now, task.eta) + lease_ms
 
 
+@caught_by(Contract.test_a_publish_that_raised_but_landed_and_started_keeps_its_lock)
 class GivesBackInAnyState(BrokenStore):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         with self.changing(key) as (record, _):
@@ -78,6 +109,7 @@ class GivesBackInAnyState(BrokenStore):
         return super().give_back(key, task_id, mark_ms)
 
 
+@caught_by(Contract.test_a_copy_survives_the_failed_publish_of_the_first_caller)
 class GiveBackIgnoresCopies(BrokenStore):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         with self.changing(key) as (record, _):
@@ -86,6 +118,10 @@ class GiveBackIgnoresCopies(BrokenStore):
         return super().give_back(key, task_id, mark_ms)
 
 
+@caught_by(
+    Contract.test_a_publish_that_raised_but_landed_does_not_run_beside_the_next_call,
+    Contract.test_a_failed_replacement_that_landed_does_not_run_beside_the_old_task,
+)
 class LeavesNoWithdrawnMark(BrokenStore):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         removed = super().give_back(key, task_id, mark_ms)
@@ -95,6 +131,7 @@ class LeavesNoWithdrawnMark(BrokenStore):
         return removed
 
 
+@caught_by(Contract.test_a_copy_that_is_delivered_after_the_end_does_not_run_again)
 class HelpForgetsTheCopy(BrokenStore):
     def help(
         self, key: str, task_id: str, claim_ms: int = 0
@@ -108,6 +145,10 @@ class HelpForgetsTheCopy(BrokenStore):
         return verdict
 
 
+@caught_by(
+    Contract.test_a_task_whose_lease_lapsed_in_the_broker_runs,
+    Contract.test_a_task_whose_record_was_lost_with_the_store_runs,
+)
 class DropsTasksWhoseLeaseLapsed(BrokenStore):
     def start(self, key: str, start: Start) -> Started:
         with self.changing(key) as (record, _):
@@ -116,6 +157,11 @@ class DropsTasksWhoseLeaseLapsed(BrokenStore):
         return super().start(key, start)
 
 
+@caught_by(
+    Contract.test_the_twin_of_a_visibility_timeout_does_not_run_beside_the_first,
+    Contract.test_a_paused_worker_does_not_renew_what_another_delivery_has_taken_over,
+    Contract.test_a_retry_that_is_delivered_before_the_retry_act_waits,
+)
 class StartsBesideALivingDelivery(BrokenStore):
     def start(self, key: str, start: Start) -> Started:
         with self.changing(key) as (record, _):
@@ -124,11 +170,13 @@ class StartsBesideALivingDelivery(BrokenStore):
         return super().start(key, start)
 
 
+@caught_by(Contract.test_a_redelivery_after_a_crash_runs_as_soon_as_the_short_lease_has_passed)
 class HasOneLeaseForLockAndDelivery(BrokenStore):
     def start(self, key: str, start: Start) -> Started:
         return super().start(key, replace(start, run_lease_ms=start.lease_ms))
 
 
+@caught_by(Contract.test_a_paused_old_owner_does_not_end_the_new_owners_lock)
 class FinishDoesNotCompareTheDelivery(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         with self.changing(key) as (record, _):
@@ -137,6 +185,10 @@ class FinishDoesNotCompareTheDelivery(BrokenStore):
         return super().finish(key, finish)
 
 
+@caught_by(
+    Contract.test_a_paused_old_owner_does_not_end_the_next_tasks_lock,
+    Contract.test_settling_the_first_task_leaves_the_next_one_alone,
+)
 class FinishEndsEveryTaskOfTheKey(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         reply = super().finish(key, finish)
@@ -145,6 +197,10 @@ class FinishEndsEveryTaskOfTheKey(BrokenStore):
         return reply
 
 
+@caught_by(
+    Contract.test_a_twin_that_waited_does_not_run_the_finished_task_again,
+    Contract.test_a_twin_that_comes_only_after_the_end_does_not_run_the_finished_task_again,
+)
 class SettleLeavesNoDoneMark(BrokenStore):
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         super().settle(key, finish, mark_done)
@@ -152,11 +208,13 @@ class SettleLeavesNoDoneMark(BrokenStore):
             record.marks.pop(finish.task_id, None)
 
 
+@caught_by(Contract.test_a_twin_that_comes_only_after_the_end_does_not_run_the_finished_task_again)
 class SettleIsNotToldThatTheMessageMayComeAgain(BrokenStore):
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         super().settle(key, finish, False)
 
 
+@caught_by(Contract.test_a_crash_before_the_result_is_stored_lets_the_redelivery_produce_it)
 class MarksDoneAtFinish(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         reply = super().finish(key, finish)
@@ -166,11 +224,15 @@ class MarksDoneAtFinish(BrokenStore):
         return reply
 
 
+@caught_by(
+    Contract.test_a_redelivery_between_finish_and_acknowledgement_does_not_run_beside_the_next_task
+)
 class FinishReleasesFullyBeforeTheAcknowledgement(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         return super().finish(key, replace(finish, settle_later=False))
 
 
+@caught_by(Contract.test_a_call_that_has_seen_the_result_is_not_swallowed)
 class ShowsTheEndOnlyOnceItIsSettled(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         reply = super().finish(key, finish)
@@ -180,6 +242,7 @@ class ShowsTheEndOnlyOnceItIsSettled(BrokenStore):
         return reply
 
 
+@caught_by(Contract.test_the_original_message_runs_when_the_worker_died_before_its_retry_was_sent)
 class DropsAMessageThatComesAfterTheRetryAct(BrokenStore):
     """Tells a stale redelivery by counting: a message seen before a retry is dropped."""
 
@@ -190,11 +253,13 @@ class DropsAMessageThatComesAfterTheRetryAct(BrokenStore):
                 record.marks[task_id] = Mark("superseded", now + lease_ms)
 
 
+@caught_by(Contract.test_the_original_of_a_retried_task_does_not_run_after_the_end)
 class RetryForgetsTheOldMessage(BrokenStore):
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
         super().retry(key, task_id, delivery, lease_ms, copies=False)
 
 
+@caught_by(Contract.test_a_revoke_does_not_free_the_key_of_a_task_that_runs)
 class RevokesTasksThatRun(BrokenStore):
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         with self.changing(key) as (record, _):
@@ -203,6 +268,10 @@ class RevokesTasksThatRun(BrokenStore):
         return super().cancel(key, task_id, mark_ms)
 
 
+@caught_by(
+    Contract.test_a_revoked_task_does_not_run_when_its_message_is_delivered,
+    Contract.test_a_revoked_task_does_not_run_after_its_worker_died,
+)
 class RevokeLeavesNoMark(BrokenStore):
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         verdict = super().cancel(key, task_id, mark_ms)
@@ -212,6 +281,7 @@ class RevokeLeavesNoMark(BrokenStore):
         return verdict
 
 
+@caught_by(Contract.test_tokens_grow_after_the_record_was_deleted)
 class CountsTokensInTheRecord(BrokenStore):
     def start(self, key: str, start: Start) -> Started:
         with self.changing(key) as (record, _):
@@ -224,6 +294,7 @@ class CountsTokensInTheRecord(BrokenStore):
         return replace(reply, token=last + 1)
 
 
+@caught_by(Contract.test_a_second_delivery_has_a_larger_token_than_the_one_it_takes_over_from)
 class GivesTheTokenWithTheTask(BrokenStore):
     """One token for all deliveries of a task, as if it had been given at acquire."""
 
@@ -241,6 +312,7 @@ class GivesTheTokenWithTheTask(BrokenStore):
 # -- rules of the design rather than of the protocol's list ------------------
 
 
+@caught_by(Contract.test_a_call_is_admitted_once_its_own_window_has_passed, state=State.ACTIVE)
 class IgnoresTheCallersWindow(BrokenStore):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, replace(claim, window_ms=0))
@@ -250,6 +322,11 @@ class IgnoresTheCallersWindow(BrokenStore):
         return reply
 
 
+@caught_by(
+    Contract.test_a_pending_task_counts_as_the_state_it_is_about_to_enter,
+    delay_ms=0,
+    state=State.AVAILABLE,
+)
 class PendingCountsOnlyAsPending(BrokenStore):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         with self.changing(key) as (record, _):
@@ -262,6 +339,7 @@ class PendingCountsOnlyAsPending(BrokenStore):
         return reply
 
 
+@caught_by(Contract.test_finish_touches_only_its_own_task)
 class KeepsEveryEnd(BrokenStore):
     def finish(self, key: str, finish: Finish) -> Finished:
         with self.changing(key) as (record, _):
@@ -270,6 +348,7 @@ class KeepsEveryEnd(BrokenStore):
         return super().finish(key, finish)
 
 
+@caught_by(Contract.test_renew_never_shortens_a_lease)
 class RenewShortens(BrokenStore):
     def renew(self, held: Sequence[Held]) -> list[bool]:
         replies = super().renew(held)
@@ -280,6 +359,9 @@ class RenewShortens(BrokenStore):
         return replies
 
 
+@caught_by(
+    Contract.test_a_worker_that_dies_as_its_task_starts_does_not_leave_the_key_to_the_queue_lease
+)
 class RenewsAsWaitingWhatHasStarted(BrokenStore):
     def renew(self, held: Sequence[Held]) -> list[bool]:
         return super().renew([replace(one, waits_as="") for one in held])

@@ -21,7 +21,8 @@ from celery_unique.stores.base import (
 from celery_unique.stores.memory import MemoryStore, Reply
 from celery_unique.stores.record import Record
 from celery_unique.stores.record_followers import Follower
-from tests.stores.broken import BrokenStore
+from celery_unique.testing.store_contract import LockStoreContract as Contract
+from tests.stores.broken import BrokenStore, caught_by
 
 
 class BrokenFollowing(MemoryStore):
@@ -50,6 +51,7 @@ def _forget_all(record: Record) -> None:
     record.followers.clear()
 
 
+@caught_by(Contract.test_followers_survive_a_worker_that_dies_before_it_completed_them)
 class DropsFollowersAtFinish(BrokenFollowing):
     def finish(self, key: str, finish: Finish) -> Finished:
         reply = super().finish(key, finish)
@@ -59,6 +61,7 @@ class DropsFollowersAtFinish(BrokenFollowing):
         return reply
 
 
+@caught_by(Contract.test_followers_survive_a_worker_that_dies_while_it_completes_them)
 class ForgetsWhomItTellsOf(BrokenFollowing):
     """Followers are removed when they are handed to the one that will complete them."""
 
@@ -75,6 +78,7 @@ class ForgetsWhomItTellsOf(BrokenFollowing):
         return orphans
 
 
+@caught_by(Contract.test_nobody_else_completes_followers_while_the_worker_lives_that_does)
 class EndsAFollowedTaskAtOnce(BrokenFollowing):
     """Its followers seem to be nobody's while the worker that ended it completes them."""
 
@@ -85,6 +89,10 @@ class EndsAFollowedTaskAtOnce(BrokenFollowing):
         return reply
 
 
+@caught_by(
+    Contract.test_followers_survive_a_worker_that_dies_before_it_completed_them,
+    Contract.test_followers_of_a_worker_that_died_are_found_within_the_run_lease,
+)
 class NobodyIsEverDue(BrokenFollowing):
     """No reaper."""
 
@@ -92,6 +100,7 @@ class NobodyIsEverDue(BrokenFollowing):
         return []
 
 
+@caught_by(Contract.test_followers_of_a_worker_that_died_are_found_within_the_run_lease)
 class IsDueWhenTheFirstLeaseWasToEnd(BrokenFollowing):
     """A start that shortens the lease leaves the old time."""
 
@@ -102,6 +111,10 @@ class IsDueWhenTheFirstLeaseWasToEnd(BrokenFollowing):
         return reply
 
 
+@caught_by(
+    Contract.test_a_follower_that_joined_at_the_last_moment_is_found,
+    Contract.test_followers_of_a_call_that_could_not_publish_are_found_at_once,
+)
 class LeavesFollowersOfWhatIsGoneForLater(BrokenFollowing):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         due = self.due_of(key)
@@ -115,6 +128,7 @@ class LeavesFollowersOfWhatIsGoneForLater(BrokenFollowing):
         self.put_off(key, due)
 
 
+@caught_by(Contract.test_followers_of_a_worker_that_died_are_found_within_the_run_lease)
 class FollowersLapseWithTheTasks(BrokenFollowing):
     def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
         with self.changing(key) as (record, _):
@@ -123,6 +137,7 @@ class FollowersLapseWithTheTasks(BrokenFollowing):
         return super().reap(key, reaper, claim_ms)
 
 
+@caught_by(Contract.test_a_look_that_comes_too_early_takes_nobody)
 class ReapsFollowersOfTheLiving(BrokenFollowing):
     """Takes everybody whose time has come for an orphan, without looking at the holder."""
 
@@ -132,6 +147,7 @@ class ReapsFollowersOfTheLiving(BrokenFollowing):
         return [Orphan(i, one.holder, one.message) for i, one in self.followers(key)]
 
 
+@caught_by(Contract.test_two_reapers_do_not_complete_the_same_followers)
 class ManyReapersAtOnce(BrokenFollowing):
     def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
         with self.changing(key) as (record, _):
@@ -140,6 +156,7 @@ class ManyReapersAtOnce(BrokenFollowing):
         return super().reap(key, reaper, claim_ms)
 
 
+@caught_by(Contract.test_a_reaper_that_dies_before_it_published_loses_nobody)
 class ForgetsTheMessageAtPromotion(BrokenFollowing):
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
@@ -150,6 +167,7 @@ class ForgetsTheMessageAtPromotion(BrokenFollowing):
         return reply
 
 
+@caught_by(Contract.test_a_follower_that_two_reapers_published_runs_once)
 class PromotesWithoutCopies(BrokenFollowing):
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
@@ -161,6 +179,10 @@ class PromotesWithoutCopies(BrokenFollowing):
         return reply
 
 
+@caught_by(
+    Contract.test_a_follower_is_not_run_beside_a_new_holder,
+    Contract.test_a_second_promotion_looks_for_a_live_task_again,
+)
 class PromotesBesideALiveTask(BrokenFollowing):
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
@@ -186,6 +208,7 @@ def _told(record: Record) -> list[tuple[str, Follower]]:
     ]
 
 
+@caught_by(Contract.test_a_follower_that_waits_again_does_not_run_too)
 class WaitsAgainWithoutADoneMark(BrokenFollowing):
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
@@ -199,6 +222,10 @@ class WaitsAgainWithoutADoneMark(BrokenFollowing):
         return reply
 
 
+@caught_by(
+    Contract.test_a_follower_that_waited_again_runs_when_it_is_promoted_again,
+    Contract.test_a_follower_whose_own_publish_failed_before_runs_when_it_is_promoted,
+)
 class PromotionLeavesTheMark(BrokenFollowing):
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
@@ -212,6 +239,7 @@ class PromotionLeavesTheMark(BrokenFollowing):
         return reply
 
 
+@caught_by(Contract.test_followers_of_a_superseded_task_are_not_lost)
 class FollowersOfTheReplacedAreForgotten(BrokenFollowing):
     def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
         with self.changing(key) as (record, _):
@@ -229,6 +257,7 @@ def _complete(follower_id: str, record: Record, now_us: int) -> None:
     acts.complete_follower(record, follower_id, now_us // 1000)
 
 
+@caught_by(Contract.test_a_follower_that_runs_is_not_completed_too)
 class AFollowerThatRunsIsStillCompleted(BrokenFollowing):
     def start(self, key: str, start: Start) -> Started:
         with self.changing(key) as (record, _):
@@ -242,6 +271,7 @@ class AFollowerThatRunsIsStillCompleted(BrokenFollowing):
         return reply
 
 
+@caught_by(Contract.test_nobody_gets_the_result_of_other_work)
 class FollowsOtherWork(BrokenFollowing):
     """Behind an idempotency key, whatever the arguments are."""
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from celery_unique.stores.base import Acquired, Claim, Held, Start, Started
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Mark, Record
-from tests.stores.broken import BrokenStore
+from celery_unique.testing.store_contract import LockStoreContract as Contract
+from tests.stores.broken import BrokenStore, caught_by
 
 
 class BrokenReplacing(MemoryStore):
@@ -22,6 +23,10 @@ def _supersede(record: Record, task_ids: Sequence[str], by: str) -> None:
             record.marks[task_id] = Mark("superseded", task.lease, by)
 
 
+@caught_by(
+    Contract.test_the_old_task_is_not_dropped_before_the_new_one_is_published,
+    Contract.test_the_old_task_runs_when_the_caller_that_replaces_it_dies,
+)
 class SupersedesAtTheSwap(BrokenReplacing):
     """No limbo: the old task is over before the new one is published."""
 
@@ -32,6 +37,7 @@ class SupersedesAtTheSwap(BrokenReplacing):
         return reply
 
 
+@caught_by(Contract.test_a_failed_replacement_brings_the_old_task_back)
 class BringsNothingBack(BrokenReplacing):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         with self.changing(key) as (record, _):
@@ -42,6 +48,7 @@ class BringsNothingBack(BrokenReplacing):
         return removed
 
 
+@caught_by(Contract.test_the_old_message_does_not_run_once_the_new_one_is_published)
 class LeavesNoSupersededMark(BrokenReplacing):
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         super().confirm(key, task_id, lease_ms)
@@ -51,6 +58,7 @@ class LeavesNoSupersededMark(BrokenReplacing):
                 del record.marks[each]
 
 
+@caught_by(Contract.test_giving_back_a_replacement_in_the_middle_frees_nothing)
 class FreesWhatAMiddleReplacementReplaced(BrokenReplacing):
     """No chain: giving back the middle one makes the first live beside the last."""
 
@@ -64,6 +72,7 @@ class FreesWhatAMiddleReplacementReplaced(BrokenReplacing):
         return removed
 
 
+@caught_by(Contract.test_the_old_task_does_not_start_while_the_new_one_is_being_published)
 class LetsATaskInLimboStart(BrokenReplacing):
     def start(self, key: str, start: Start) -> Started:
         with self.changing(key) as (record, _):
@@ -72,6 +81,10 @@ class LetsATaskInLimboStart(BrokenReplacing):
         return super().start(key, start)
 
 
+@caught_by(
+    Contract.test_a_replacement_that_started_before_its_confirm_came_has_ended_the_old_task,
+    Contract.test_a_replacement_in_a_workers_hand_has_ended_the_old_task,
+)
 class OnlyAConfirmPublishes(BrokenReplacing):
     """A start, and a message in a worker's hand, leave what they replaced in limbo."""
 
@@ -92,6 +105,7 @@ class OnlyAConfirmPublishes(BrokenReplacing):
         ]
 
 
+@caught_by(Contract.test_a_task_that_runs_is_not_replaced)
 class ReplacesTasksThatRun(BrokenReplacing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, claim)
@@ -100,6 +114,7 @@ class ReplacesTasksThatRun(BrokenReplacing):
         return super().acquire(key, replace(claim, states=claim.states.replace("r", "")))
 
 
+@caught_by(Contract.test_a_successor_does_not_overlap_its_holder)
 class SuccessorsDoNotWait(BrokenReplacing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, claim)
@@ -109,6 +124,7 @@ class SuccessorsDoNotWait(BrokenReplacing):
         return reply
 
 
+@caught_by(Contract.test_there_is_one_successor_and_it_is_the_newest)
 class KeepsOlderSuccessors(BrokenReplacing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         reply = super().acquire(key, claim)
@@ -119,11 +135,13 @@ class KeepsOlderSuccessors(BrokenReplacing):
         return reply
 
 
+@caught_by(Contract.test_a_task_that_schedules_itself_is_not_swallowed_by_itself)
 class ATaskIsItsOwnDuplicate(BrokenReplacing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         return super().acquire(key, replace(claim, parent=""))
 
 
+@caught_by(Contract.test_a_steady_stream_of_calls_does_not_push_a_task_back_for_ever)
 class PushesBackForEver(BrokenReplacing):
     def acquire(self, key: str, claim: Claim) -> Acquired:
         return super().acquire(key, replace(claim, max_wait_ms=0))

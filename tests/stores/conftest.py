@@ -16,8 +16,8 @@ from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
 from celery_unique.stores.redis.layout import Layout
 from celery_unique.stores.sql import SqlStore
+from celery_unique.testing.store_contract.factories import fresh_key
 from tests.stores.django_project import DjangoProject
-from tests.stores.factories import fresh_key
 from tests.stores.timing import PATIENCE_S
 from tests.support import MariaDBServer, PostgresServer, RedisServer, TlsRedisServer
 

@@ -24,7 +24,7 @@ import redis
 
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.stores.factories import GRACE, claim, finish, start
+from celery_unique.testing.store_contract.factories import GRACE, claim, finish, start
 
 PROCESSES = 16
 ROUNDS = 1000

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from celery_unique.stores.base import LockStore
-from tests.stores.factories import RUN_LEASE, SUCCESS, UNTIL_DONE, claim, confirm, finish, start
+from celery_unique.testing.store_contract.factories import (
+    RUN_LEASE,
+    SUCCESS,
+    UNTIL_DONE,
+    claim,
+    confirm,
+    finish,
+    start,
+)
 from tests.stores.racing import Call, Round, connected, key_of
 
 #: How many calls each process makes in a round, one after the other.

@@ -23,7 +23,7 @@ from celery_unique.stores.base import (
 )
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, State, TaskEntry, letters
 from celery_unique.stores.record_followers import Following
-from tests.stores.factories import MINUTE, fresh_key
+from celery_unique.testing.store_contract.factories import MINUTE, fresh_key
 from tests.stores.model import FINAL, Answer, Model
 
 Call = dict[str, Any]

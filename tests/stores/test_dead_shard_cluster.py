@@ -10,7 +10,7 @@ import pytest
 
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.redis import ClusterStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     QUEUE_LEASE,
     advance,
     claim,

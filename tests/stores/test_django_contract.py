@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_unique.stores.base import LockStore
-from tests.stores.contract import LockStoreContract
+from celery_unique.testing.store_contract import LockStoreContract
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import RedisStore
 from celery_unique.stores.sql import SqlStore
+from celery_unique.testing.store_contract.factories import claim, fresh_key
 from tests.stores.django_project import DjangoProject
-from tests.stores.factories import claim, fresh_key
 from tests.support import PostgresServer, RedisServer, Server, eventually
 from tests.support.server import HOST, find_program
 from tests.support.worker import REPOSITORY

@@ -14,7 +14,7 @@ from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import MARKS_INLINE
 from celery_unique.stores.redis import RedisStore
 from celery_unique.stores.sql import SqlStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     advance,

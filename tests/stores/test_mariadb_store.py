@@ -14,7 +14,7 @@ from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.sql import SqlStore
 from celery_unique.stores.sql.errors import DEADLOCK
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     QUEUE_LEASE,
     claim,
     finish,

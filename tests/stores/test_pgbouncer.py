@@ -12,7 +12,14 @@ import pytest
 
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.sql import SqlStore
-from tests.stores.factories import claim, finish, fresh_key, run, running, start
+from celery_unique.testing.store_contract.factories import (
+    claim,
+    finish,
+    fresh_key,
+    run,
+    running,
+    start,
+)
 from tests.support import PgBouncerServer, PostgresServer
 
 CLIENTS = 24

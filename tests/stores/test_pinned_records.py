@@ -26,8 +26,8 @@ from celery_unique.stores.record_followers import Joined
 from celery_unique.stores.redis.followers import joined_of
 from celery_unique.stores.redis.layout import Layout
 from celery_unique.stores.sql.statements import TABLE_VERSION
+from celery_unique.testing.store_contract.factories import fresh_key
 from tests.stores import pinned
-from tests.stores.factories import fresh_key
 from tests.stores.pinned import PINNED, RECORDS, Place, in_memory, moment_of, play, shown
 from tests.support import MariaDBServer, PostgresServer, RedisServer
 

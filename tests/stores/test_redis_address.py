@@ -14,7 +14,7 @@ import redis
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import RedisStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     claim,

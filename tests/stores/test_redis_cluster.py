@@ -20,7 +20,7 @@ from celery_unique.stores import open_store
 from celery_unique.stores.record import MARKS_INLINE
 from celery_unique.stores.redis import ClusterStore
 from celery_unique.stores.redis.layout import BUCKETS, Layout
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     claim,

@@ -24,7 +24,7 @@ from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore, connections, write_behind
 from celery_unique.stores.redis.connections import MOST_IDLE
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     claim,
@@ -669,7 +669,7 @@ def test_greenlets_share_one_store(redis_url: str) -> None:
         from gevent import monkey; monkey.patch_all()
         import gevent
         from celery_unique.stores import open_store
-        from tests.stores.factories import claim, QUEUE_LEASE
+        from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
         store = open_store({redis_url!r}, timeout_s=20)
 
         def call(number):

@@ -21,7 +21,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import SentinelStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     claim,

@@ -15,7 +15,7 @@ import redis
 from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.commands import BATCH
 from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,

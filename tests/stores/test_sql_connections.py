@@ -25,7 +25,7 @@ from sqlalchemy import event, text
 
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.sql import SqlStore, database
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     QUEUE_LEASE,
     claim,
     confirm,
@@ -521,7 +521,7 @@ def test_greenlets_share_one_store(sql_url: str) -> None:
         from gevent import monkey; monkey.patch_all()
         import gevent
         from celery_unique.stores import open_store
-        from tests.stores.factories import claim, QUEUE_LEASE
+        from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
         store = open_store({sql_url!r}, timeout_s=20)
 
         def call(number):
@@ -588,7 +588,7 @@ def test_confirms_are_carried_out_before_the_program_ends(
     done = run_python(
         f"""
         from celery_unique.stores import open_store
-        from tests.stores.factories import claim, QUEUE_LEASE
+        from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
         store = open_store({sql_url!r}, timeout_s=20)
         for number in range(50):
             store.acquire(f"1:{{number}}", claim("task"))
@@ -614,7 +614,7 @@ def test_confirms_are_carried_out_before_a_child_process_ends(
             f"""
             import multiprocessing
             from celery_unique.stores import open_store
-            from tests.stores.factories import claim, QUEUE_LEASE
+            from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
 
             def call():
                 store = open_store({sqlite_url!r}, timeout_s=20)

@@ -19,7 +19,7 @@ from celery_unique.stores import acts, open_store
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.record import Record
 from celery_unique.stores.sql import SqlStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,

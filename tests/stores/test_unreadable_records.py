@@ -13,7 +13,7 @@ import pytest
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     RUN_LEASE,

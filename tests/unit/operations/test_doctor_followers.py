@@ -18,7 +18,7 @@ from celery_unique.operations.workers import Workers
 from celery_unique.stores.failover import FailOver
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record_followers import Following
-from tests.stores.factories import GRACE, advance, claim, confirm, now_of
+from celery_unique.testing.store_contract.factories import GRACE, advance, claim, confirm, now_of
 
 KEY = "1:" + "ab" * 32
 EVERY_S = 20.0

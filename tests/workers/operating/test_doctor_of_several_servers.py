@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_unique import lookup
-from tests.stores.factories import GRACE, MINUTE, claim, fresh_key
+from celery_unique.testing.store_contract.factories import GRACE, MINUTE, claim, fresh_key
 from tests.support import RedisCluster, RedisSentinels, RedisServer, eventually
 from tests.support.redis_groups import configured
 from tests.support.server import HOST

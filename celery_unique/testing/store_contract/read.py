@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_unique.stores.base import LockStore
 from celery_unique.stores.record import Mark, Record, State, TaskEntry
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,
@@ -21,7 +21,7 @@ from tests.stores.factories import (
 )
 
 
-class ReadingContract:
+class ReadContract:
     # -- read ---------------------------------------------------------------
 
     def test_read_of_a_free_key_is_an_empty_record(self, store: LockStore, key: str) -> None:

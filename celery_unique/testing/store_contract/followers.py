@@ -10,7 +10,7 @@ import pytest
 from celery_unique.stores.base import Acquired, Finished, LockStore, Orphan
 from celery_unique.stores.record import State
 from celery_unique.stores.record_followers import KEPT_MS, Follower
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     EVERY_STATE,
     GRACE,
     MINUTE,
@@ -76,7 +76,7 @@ def follows(store: LockStore, key: str, task_id: str, by: str) -> bool:
     return store.follow(key, claim(task_id, join=f"message of {task_id}"), by)
 
 
-class FollowingReplacementsContract:
+class SupersededContract:
     """A superseded task of a canvas, whose message a worker has in hand."""
 
     def test_a_replacement_is_told_which_of_the_replaced_a_canvas_waits_for(
@@ -160,7 +160,7 @@ class FollowingReplacementsContract:
         assert store.finish(key, finish("b")) == Finished("ended")
 
 
-class JoiningContract:
+class JoinContract:
     """Becoming a follower, and having been one."""
 
     def test_a_duplicate_that_joins_follows_the_holder(self, store: LockStore, key: str) -> None:
@@ -295,7 +295,12 @@ class JoiningContract:
 
         replies = store.acquire_many([*claims, (key, claim("d", join="d"))])
 
-        assert [reply.outcome for reply in replies] == ["created", "joined", "created", "joined"]
+        assert [getattr(reply, "outcome", reply) for reply in replies] == [
+            "created",
+            "joined",
+            "created",
+            "joined",
+        ]
         assert sorted(follow(store, key, "a")) == ["b", "d"]
         assert store.followers(other) == []
 
@@ -401,7 +406,7 @@ class JoiningContract:
         assert store.acquire(key, claim("new")).outcome == "created"
 
 
-class FollowedContract:
+class CompleteContract:
     """What the acts on a task do to those who follow it."""
 
     def test_a_task_that_is_followed_stays_until_it_is_settled(
@@ -578,7 +583,7 @@ class FollowedContract:
         assert (store.due(), orphans(store, key)) == ([key], ["f"])
 
 
-class ReapingContract:
+class ReapContract:
     """When followers are due, and for whom."""
 
     def test_nobody_is_due_while_the_holder_lives(self, store: LockStore, key: str) -> None:
@@ -755,7 +760,7 @@ class ReapingContract:
         assert store.due() == []
 
 
-class PromotingContract:
+class PromoteContract:
     """A follower becomes a task itself."""
 
     @pytest.fixture
@@ -991,13 +996,3 @@ class PromotingContract:
 
         assert promote(store, abandoned, "f") == "gone"
         assert promote(store, abandoned, "g") == "publish"
-
-
-class FollowingContract(
-    JoiningContract,
-    FollowingReplacementsContract,
-    FollowedContract,
-    ReapingContract,
-    PromotingContract,
-):
-    """All of it."""

@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import Acquired, Holder, LockStore
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     EVERY_STATE,
     GRACE,
     MINUTE,
@@ -36,7 +36,7 @@ from tests.stores.factories import (
 HEARD_BY_A_DUPLICATE = [("ignore", ""), ("reject", ""), ("rerun", ""), ("ignore", "message")]
 
 
-class AcquiringContract:
+class AcquireContract:
     def test_acquire_admits_a_call_when_the_key_is_free(self, store: LockStore, key: str) -> None:
         before = now_of(store)
 
@@ -467,18 +467,14 @@ class AcquiringContract:
         )
 
         now = now_of(store)
+        first = task_of(store, key, "first").created_at
+        second = task_of(store, other, "second").created_at
         assert replies == [
-            Acquired("created", None, about(now)),
-            Acquired("created", None, about(now)),
+            Acquired("created", None, first),
+            Acquired("created", None, second),
+            Acquired("duplicate", Holder("first", State.PENDING, first, first + GRACE), about(now)),
             Acquired(
-                "duplicate",
-                Holder("first", State.PENDING, replies[0].now, replies[0].now + GRACE),
-                about(now),
-            ),
-            Acquired(
-                "rejected",
-                Holder("second", State.PENDING, replies[1].now, replies[1].now + GRACE),
-                about(now),
+                "rejected", Holder("second", State.PENDING, second, second + GRACE), about(now)
             ),
         ]
 

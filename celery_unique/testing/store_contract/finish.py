@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import Finished, LockStore
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     RETENTION,
@@ -34,7 +34,7 @@ FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 EVERY_END = "".join(LETTER_OF[state] for state in FINAL)
 
 
-class EndingContract:
+class FinishContract:
     # -- finish at once -----------------------------------------------------
 
     @pytest.mark.parametrize("state", FINAL)

@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import LockStore
 from celery_unique.stores.record import Mark, Record, State, TaskEntry
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,
@@ -33,7 +33,7 @@ from tests.stores.factories import (
 PUBLISHED = [state for state in State if state is not State.PENDING]
 
 
-class PublishingContract:
+class ConfirmContract:
     # -- confirm ------------------------------------------------------------
 
     def test_confirm_makes_a_pending_task_available(self, store: LockStore, key: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import Acquired, LockStore, Started
 from celery_unique.stores.record import LETTER_OF, Mark, State, TaskEntry
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     EVERY_STATE,
     GRACE,
     MINUTE,
@@ -57,7 +57,7 @@ def marks_of(store: LockStore, key: str) -> dict[str, tuple[str, str]]:
     return {i: (mark.kind, mark.by) for i, mark in record_of(store, key).marks.items()}
 
 
-class ReplacingContract:
+class ReplaceContract:
     # -- replace: the table, for every state of the holder -------------------
 
     @pytest.mark.parametrize("on_conflict", REPLACING)

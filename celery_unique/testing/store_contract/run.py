@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import LockStore, Started
 from celery_unique.stores.record import Mark, Record, State, TaskEntry
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,
@@ -36,7 +36,7 @@ from tests.stores.factories import (
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 
 
-class RunningContract:
+class RunContract:
     # -- start --------------------------------------------------------------
 
     @pytest.mark.parametrize(

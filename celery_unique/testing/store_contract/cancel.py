@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.stores.base import Finished, LockStore, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State
-from tests.stores.factories import (
+from celery_unique.testing.store_contract.factories import (
     EVERY_STATE,
     MINUTE,
     QUEUE_LEASE,
@@ -32,7 +32,7 @@ NOT_RUNNING = [State.PENDING, State.SCHEDULED, State.AVAILABLE, State.RETRYABLE]
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 
 
-class RevokingContract:
+class CancelContract:
     # -- cancel -------------------------------------------------------------
 
     @pytest.mark.parametrize("state", NOT_RUNNING)
