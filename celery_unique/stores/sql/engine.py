@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_unique.exceptions import ConfigurationError
 
-from .url import (
-    INSTALL,
-    SETTING,
-    Options,
-    check_psycopg,
-    check_pymysql,
-    own_options,
-    pymysql_flags,
-    wrong,
-)
+from .url import INSTALL, SETTING, Options, check_driver_options, with_flags, wrong
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -118,7 +109,8 @@ def prepare_pymysql(engine: Engine, options: Options, deadline: Deadline) -> Non
     def connect(*args: Any, client_flag: int = 0, **given: Any) -> Any:
         # Rows are to be counted only when they are changed: else an INSERT that found its row
         # could not be told from one that inserted it.
-        return connection_class(*args, client_flag=client_flag & ~found_rows, **given)
+        flags = client_flag & ~found_rows
+        return connection_class(*args, client_flag=flags, **with_flags(given))
 
     connect_within(engine, deadline, connect)
 
@@ -193,7 +185,7 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     if backend == "sqlite":
         _check_sqlite_version()
     try:
-        _check_driver_options(options)
+        check_driver_options(options)
         engine = create_engine(
             options.url,
             isolation_level="AUTOCOMMIT",
@@ -214,16 +206,6 @@ def make_engine(options: Options, deadline: Deadline) -> Engine:
     else:
         _prepare_psycopg(engine, deadline)
     return engine
-
-
-def _check_driver_options(options: Options) -> None:
-    backend = options.url.get_backend_name()
-    dialect_class: Any = options.url.get_dialect()
-    dialect = dialect_class(dbapi=dialect_class.import_dbapi())
-    if backend == "mysql":
-        check_pymysql(dialect, options, own_options(backend))
-    elif backend == "postgresql":
-        check_psycopg(dialect, options, own_options(backend))
 
 
 def _check_sqlite_version() -> None:
@@ -395,7 +377,7 @@ def _session_settings(options: Options) -> str:
 #: What ``connect`` is given beside the URL.
 _CONNECT_ARGUMENTS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "postgresql": _psycopg_options,
-    "mysql": lambda options: dict(pymysql_flags(options.url)),
+    "mysql": lambda options: {},
     "sqlite": _sqlite_options,
 }
 
