@@ -1,6 +1,6 @@
 """The wheel, installed into an empty environment for each extra, and the pages' first examples.
 
-What is tested is what a user installs: nothing here imports the checkout.
+What is tested is what a user installs: the programs that run see nothing of the checkout.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_unique.testing.store_contract import LockStoreContract
 from tests.docs.pages import DOCS, README, ROOT, all_pages, blocks
 from tests.support import RedisServer, eventually
 from tests.support.environments import Environment, build_wheel, clean_env, outer_python
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 DJANGO_PAGE = DOCS / "howto" / "use-django.md"
 PROMETHEUS_PAGE = DOCS / "howto" / "watch-with-prometheus.md"
+STORE_PAGE = DOCS / "howto" / "write-a-store.md"
 SQL_PAGE = DOCS / "howto" / "use-sql.md"
 #: What the tests below install.
 INSTALLED = {"redis", "sql", "django", "prometheus", "all", "django,sql"}
@@ -324,6 +326,46 @@ def test_the_first_steps_with_prometheus(
             return b"celery_unique_held_locks" in reply.read()
 
     assert eventually(served, timeout=60)
+
+
+# -- a store of another package ----------------------------------------------------
+
+
+@pytest.fixture
+def store_package(tmp_path: Path) -> Path:
+    """The files of the how-to, as a package of its own."""
+    directory = tmp_path / "directory-store"
+    directory.mkdir()
+    for block in blocks(STORE_PAGE):
+        (directory / block.options.get("caption", "directory_store.py")).write_text(block.text)
+    return directory
+
+
+def test_the_shipped_contract_passes_on_a_store_of_another_package_and_fails_on_a_broken_one(
+    environment: Environments, store_package: Path
+) -> None:
+    where = environment("")
+    module = store_package / "directory_store.py"
+    run_the_contract = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_directory_store.py")
+    outside = store_package.parent / "tests"
+    outside.mkdir()
+    (store_package / "test_directory_store.py").rename(outside / "test_directory_store.py")
+
+    where.install("pytest", str(store_package))
+    green = where.run(*run_the_contract, cwd=outside)
+    broken = "return self.change(key, acts.give_back, task_id, mark_ms)"
+    module.write_text(replaced(module.read_text(), (broken, "return True")))
+    where.install("--force-reinstall", "--no-deps", str(store_package))
+    red = where.run(*run_the_contract, cwd=outside)
+
+    contract = {name for name in dir(LockStoreContract) if name.startswith("test_")}
+    passed = re.search(r"(\d+) passed", green.stdout)
+    assert green.returncode == 0, green.stdout
+    assert passed is not None
+    assert int(passed[1]) >= len(contract)
+    assert red.returncode == 1, red.stdout
+    assert "test_give_back_frees_the_key_and_marks_the_id_withdrawn" in red.stdout
+    assert "assert Record(" in red.stdout, "assertions are not explained"
 
 
 # -- what is not installed ---------------------------------------------------------
