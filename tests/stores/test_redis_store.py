@@ -399,15 +399,32 @@ def test_followers_that_the_server_threw_away_are_not_due_for_ever(
 
 
 def test_every_script_begins_with_its_contract_and_touches_the_keys_it_is_given() -> None:
-    for path in LUA.glob("*.lua"):
+    acts, includes = list(LUA.glob("*.lua")), list(LUA.glob("include/*.lua"))
+    for path in (*acts, *includes):
         text = path.read_text()
         assert text.startswith(f"-- {path.stem}: "), path
         assert set(re.findall(r"KEYS\[.*?\]", text)) <= {f"KEYS[{n}]" for n in (1, 2, 3, 4)}, path
-        # A short way through an act has that one's contract, and says whose.
-        is_short_way = "-- KEYS, ARGV and what is returned are those of " in text
-        if not is_short_way and path.stem not in ("entries", "alone", "prelude", "following"):
-            for heading in ("-- KEYS     ", "-- ARGV     ", "-- Returns  "):
-                assert heading in text, (path, heading)
+        headings = ("KEYS     ", "ARGV     ", "Returns  ") if path in acts else ("Defines  ",)
+        for heading in headings:
+            assert f"-- {heading}" in text, (path, heading)
+    assert {script.stem.upper() for script in acts} == {
+        name for name, script in vars(scripts).items() if isinstance(script, scripts.Script)
+    }
+
+
+def test_every_script_names_its_arguments_before_it_includes_anything() -> None:
+    for path in LUA.glob("include/*.lua"):
+        assert "ARGV" not in path.read_text(), path
+    for path in LUA.glob("*.lua"):
+        beginning, _, rest = path.read_text().partition("-- @include entries\n")
+        header, _, named = beginning.partition("\nlocal ")
+        numbers = [int(number) for number in re.findall(r"ARGV\[(\d+)\]", named)]
+        assert numbers == list(range(1, len(numbers) + 1)), path
+        [described] = re.findall(r"(?s)-- ARGV(.*?)-- Returns", header)
+        # "6 window or 0, 7 time to the ETA": a number behind a comma, a semicolon or a colon.
+        listed = re.findall(r"(?:^|[,;:])[\s-]+(\d+) ", described)
+        assert [int(number) for number in listed] == numbers, path
+        assert "ARGV" not in rest, path
 
 
 @pytest.mark.server

@@ -122,13 +122,9 @@ class RedisStore(RedisFollowing):
         return acquired
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
-        return self._command(scripts.ACQUIRE, key, *self._claimed(claim))
-
-    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
-        return bool(self._run(scripts.FOLLOW, key, *self._claimed(claim, holder_id)))
-
-    def _claimed(self, claim: Claim, of: str = "") -> tuple[str | int, ...]:
-        return (
+        return self._command(
+            scripts.ACQUIRE,
+            key,
             claim.task_id,
             claim.task_name,
             claim.states,
@@ -139,12 +135,17 @@ class RedisStore(RedisFollowing):
             claim.arguments,
             claim.keep_ms,
             claim.on_conflict,
-            of or claim.parent,
+            claim.parent,
             claim.max_wait_ms,
             claim.join,
             "c" if claim.canvas else "",
             _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
         )
+
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        kept_ms = claim.keep_ms or claim.window_ms
+        facts = (claim.task_id, claim.task_name, claim.keep, kept_ms, claim.arguments, claim.join)
+        return bool(self._run(scripts.FOLLOW, key, *facts, holder_id))
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self.confirm_many([(key, task_id, lease_ms)])

@@ -1,24 +1,67 @@
--- acquire: admit a call as a pending task, or name the task that blocks it.
+-- acquire: admit a call as a pending task, or return the task that blocks it.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 grace,
 --          6 window or 0, 7 time to the ETA or 0, 8 letters of the final states to keep,
 --          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
 --          window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
---          push back or 0, 14 its message if it would follow who blocks it, or "",
---          15 "c" when a canvas waits for the id, or "", 16 "1" when the same attempt asks again
+--          postpone or 0, 14 its message if it would follow the task that blocks it, or "",
+--          15 "c" when a canvas waits for the id, or "", 16 "1" when the same attempt is repeated
 --          (times in ms)
 -- Returns  now: created, with nothing to add
---          {now, ETA or 0, id it comes after or "", ids it stands in for ...}: created; each of
---          these behind "c" when a canvas waits for it, else behind "-"
---          {id, letter of its state, created_at, lease, arguments, now, "joined" when it follows
---          that task, "ended" when that has ended, else "", ETA or 0, 1 when it waits and whoever
---          had its message is believed dead, else 0}: blocked by that task
-local id, name = ARGV[2], ARGV[3]
-local states, grace, window = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local delay, keep, arguments, kept = tonumber(ARGV[7]), ARGV[8], ARGV[9], tonumber(ARGV[10])
-local strategy, parent, max_wait = ARGV[11], ARGV[12], tonumber(ARGV[13])
-local message, again = ARGV[14], ARGV[16] == "1"
+--          {now, ETA or 0, id it comes after or "", ids it replaces ...}: created; each of these
+--          is prefixed with "c" when a canvas waits for it, else with "-"
+--          {id, letter of its state, created_at, lease, arguments, now, "joined" when the call
+--          follows that task, "ended" when that has ended, else "", ETA or 0, 1 when it waits and
+--          the process that held its message is believed dead, else 0}: blocked by that task
+-- A number is ARGV[n] + 0: a third of the time of tonumber.
+local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local grace, window, delay = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
+local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
+local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, ARGV[14]
+local in_canvas, again = ARGV[15], ARGV[16] == "1"
+if kept == 0 then kept = window end
+-- @include entries
+
+-- Fast path: nothing is stored under the key, as for nearly every new call.
+if #stored == 0 then
+  local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
+  local task
+  if ends == 0 and eta == 0 and keep == "" and arguments == "" and in_canvas == "" then
+    task = cjson.encode({1, "p", now, grace})
+  else
+    task = packed({1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", in_canvas, "",
+      "", arguments, 0}, name)
+  end
+  redis.call("HSET", key, "n", name, "t:" .. id, task)
+  expire_at(now + grace)
+  if eta == 0 then return now end
+  return {now, eta, ""}
+end
+
+-- Fast path: a plain duplicate. A single task blocks the call, which neither follows nor replaces.
+-- @include single_task
+if single and message == "" and (strategy == "ignore" or strategy == "reject") then
+  local state, waiting = single[STATE], (single[ETA] or 0) > now and "s" or "w"
+  local shown = state == "w" and waiting or state
+  local counts = states:find(shown, 1, true) or (state == "p" and states:find(waiting, 1, true))
+  local in_window = window == 0 or single[CREATED] + window > now
+  local holder = single_field:sub(3)
+  local by_itself = holder == id or (state == "r" and holder == parent)
+  if counts and in_window and not by_itself then
+    fill_up_to(LAST)
+    single[DUPLICATES], single[LAST] = single[DUPLICATES] + 1, now
+    redis.call("HSET", key, single_field, cjson.encode(single))  -- its expiry does not change
+    local created, lease = single[CREATED], single[CREATED] + single[LEASE]
+    return {holder, shown, created, lease, single[ARGUMENTS] or "", now, "", single[ETA],
+      is_abandoned(single) and 1 or 0}
+  end
+end
+
+-- Full path.
+-- @include record
+joins = message ~= ""
+-- @include follower_groups
 local own, mark = record["t:" .. id], mark_of(id)
 
 local function shown(task) return task[STATE] == "w" and task[ETA] > now and "s" or task[STATE] end
@@ -33,10 +76,10 @@ if joined_to and orphaned_at(joined_to) > now then return blocked_by(joined_to, 
 local function created()
   local task = record["t:" .. id]
   local reply = {now, task and task[ETA] or 0, task and task[AFTER] or ""}
-  local replaced = stands_in_for(id)
+  local replaced = replaced_by(id)
   for n = 2, #replaced do
-    local in_canvas = record["t:" .. replaced[n]][FLAGS]:find("c")
-    reply[#reply + 1] = (in_canvas and "c" or "-") .. replaced[n]
+    local awaited = record["t:" .. replaced[n]][FLAGS]:find("c")
+    reply[#reply + 1] = (awaited and "c" or "-") .. replaced[n]
   end
   if #reply == 3 and reply[2] == 0 and reply[3] == "" then return now end
   return reply
@@ -48,7 +91,7 @@ if again and own then
   end
   return created()
 end
--- Over already: its mark must stay, or the message of this attempt would run it once more.
+-- It has finished: its mark must stay, or the message of this attempt would run it once more.
 if again and mark and mark[1] ~= "withdrawn" then return now end
 
 local function blocks(task)
@@ -59,8 +102,9 @@ local function blocks(task)
   local waiting = task[ETA] > now and "s" or "w"
   return states:find("[" .. (task[STATE] == "p" and "p" .. waiting or shown(task)) .. "]") ~= nil
 end
--- Who is in the way: the newest, the newest active one, and those that wait, oldest first.
--- And behind an idempotency key what nothing may replace or follow: other work, and work done.
+-- The tasks that block the call: the newest, the newest active one, and those that wait, oldest
+-- first. Behind an idempotency key also what nothing may replace or follow: other work, and work
+-- that is done.
 local newest, active, caller, waiting, final = nil, nil, nil, {}, nil
 for i = 1, #stored, 2 do
   local field, task = stored[i], record[stored[i]]
@@ -83,7 +127,7 @@ local replaces = strategy == "replace" or strategy == "replace_except_schedule"
 local itself = own and not own[STATE]:find("[cdx]")
 local function first(task) return task[SINCE] > 0 and task[SINCE] or task[CREATED] end
 local after = not itself and not final and (caller or (strategy == "rerun" and active)) or nil
--- Pushed back for long enough: in a slow queue calls would else replace it for ever.
+-- Postponed for max_wait: otherwise calls could replace it forever in a slow queue.
 if replaces and max_wait > 0 and not (itself or final or active) then
   for at, field in ipairs(waiting) do
     local task = record[field]
@@ -98,7 +142,7 @@ if itself or final or (newest and not after and not (replaces and not active)) t
   local found = itself and "t:" .. id or final or active or newest
   local holder = record[found]
   holder[DUPLICATES], holder[LAST] = holder[DUPLICATES] + 1, now
-  redis.call("HSET", key, found, packed(holder, shared_name))  -- it lasts no longer for this
+  redis.call("HSET", key, found, packed(holder, shared_name))  -- its expiry does not change
   local tolerant = strategy == "ignore" or strategy == "rerun"
   -- Other work behind the same idempotency key has no result for this call.
   local follows = message ~= "" and tolerant and not itself and found ~= "t:" .. id
@@ -107,11 +151,10 @@ if itself or final or (newest and not after and not (replaces and not active)) t
   if holder[STATE]:find("[cdx]") and not holder[FLAGS]:find("e") then
     return blocked_by(found:sub(3), "ended")
   end
-  attach(id, found:sub(3), {"", now, name, keep, kept > 0 and kept or window, arguments}, message)
+  attach(id, found:sub(3), {"", now, name, keep, kept, arguments}, message)
   return blocked_by(found:sub(3), "joined")
 end
 
-if kept == 0 then kept = window end
 local ends, eta, since = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0, 0
 if #waiting > 0 then
   local schedule = 0
@@ -125,13 +168,13 @@ if #waiting > 0 then
     eta = since + max_wait > now and since + max_wait or 0
   end
 end
--- An older message of this id may still arrive: forget the mark, remember that there may be two.
-local flags = ARGV[15] .. ((own or mark) and "m" or "")
+-- An older message of this id may still arrive: drop the mark, record that there may be two.
+local flags = in_canvas .. ((own or mark) and "m" or "")
 write("t:" .. id, {1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
   after and after:sub(3) or "", arguments, since})
 if mark then drop_mark(id) end
 stop_following(id)
-look_after()
+set_due_time()
 for _, field in ipairs(waiting) do
   record[field][BY] = id  -- in limbo until the new one is published
   write(field, record[field])

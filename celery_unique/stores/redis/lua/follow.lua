@@ -1,20 +1,24 @@
--- follow: the task of a message in hand becomes a follower of another task, or of what took the
--- place of that. Where that one is gone, it is an orphan at once.
+-- follow: the task of a received message becomes a follower of another task, or of the one that
+-- replaced that. Where that task is gone, the follower is an orphan immediately.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
--- ARGV     as of acquire: 2 task id, 3 task name, 6 window or 0, 8 letters of the final states to
---          keep, 9 arguments, 10 how long an ended task is kept or 0, 14 its message; and 12 the id
---          of the task that it is to follow
+-- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the final states to keep, 5 how
+--          long from its creation an ended task is kept or 0, 6 arguments, 7 its message, 8 id of
+--          the task to follow (times in ms)
 -- Returns  1 it follows, 0 no effect: its id is a task of the key
-local id, holder, kept = ARGV[2], ARGV[12], tonumber(ARGV[10])
+local offset, id, name, keep = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local kept, arguments, message, holder = ARGV[5] + 0, ARGV[6], ARGV[7], ARGV[8]
+-- @include entries
+-- @include record
+joins = true
+-- @include follower_groups
 
 if record["t:" .. id] then return 0 end
--- Not for ever: an orphan follows another task of the key when it is looked after.
+-- Bounded: the reaper lets an orphan follow another task of the key.
 local seen, mark, steps = {[id] = true}, mark_of(holder), 0
 while mark and (mark[3] or "") ~= "" and not seen[mark[3]] and steps < 100 do
   seen[holder], holder, steps = true, mark[3], steps + 1
   mark = mark_of(holder)
 end
-if kept == 0 then kept = tonumber(ARGV[6]) end
-attach(id, holder, {"", now, ARGV[3], ARGV[8], kept, ARGV[9]}, ARGV[14])
+attach(id, holder, {"", now, name, keep, kept, arguments}, message)
 return 1

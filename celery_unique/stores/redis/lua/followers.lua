@@ -1,11 +1,14 @@
--- followers: who follows a task, or any task of the key. Reads only.
+-- followers: return the followers of a task, or of any task of the key. Reads only.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 id of the holder, or "" for all (times in ms)
--- Returns  {id, id of its holder, what is stored of it, and so on for the next}, in no order
-local holder = ARGV[2]
+-- Returns  {id, id of its holder, its stored value, and so on for the next}, in no order
+local offset, holder = ARGV[1] + 0, ARGV[2]
+-- @include entries
+-- @include record
+-- @include follower_groups
 
-local found, all = {}, following and redis.call("HGETALL", KEYS[2]) or {}
+local found, all = {}, following and redis.call("HGETALL", followers_key) or {}
 for i = 1, #all, 2 do
   local id, followed = all[i], holder_of(all[i], unpacked(all[i + 1]))
   if followed and (holder == "" or (followed == holder and id ~= holder)) then

@@ -1,8 +1,12 @@
--- forget: the message that a mark was waiting for was reached and dropped.
+-- forget: the message that a mark was waiting for has arrived and was dropped.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id (times in ms)
--- Returns  1 forgotten, 0 there was none (one way: nobody reads it)
-if not mark_of(ARGV[2]) then return 0 end
-drop_mark(ARGV[2])
+-- Returns  1 removed, 0 there was none (fire-and-forget: the reply is not used)
+local offset, id = ARGV[1] + 0, ARGV[2]
+-- @include entries
+-- @include record
+
+if not mark_of(id) then return 0 end
+drop_mark(id)
 return 1

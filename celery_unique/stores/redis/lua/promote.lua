@@ -1,11 +1,15 @@
--- promote: what becomes of an orphan whose holder left no result.
+-- promote: decide what becomes of an orphan whose holder left no result.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 id of the follower, 3 name of the reaper, 4 grace, 5 how long a
 --          mark stays (times in ms)
 -- Returns  "follows" (another task of the key, as all orphans of its holder do), "publish" (it is
---          a pending task now), "gone" (no orphan any more, or another reaper's)
-local id, reaper, grace, mark_for = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+--          a pending task now), "gone" (no orphan any more, or claimed by another reaper)
+local offset, id, reaper = ARGV[1] + 0, ARGV[2], ARGV[3]
+local grace, mark_for = ARGV[4] + 0, ARGV[5] + 0
+-- @include entries
+-- @include record
+-- @include follower_groups
 
 local facts, message = follower(id)
 local holder = holder_of(id, facts)
@@ -13,7 +17,7 @@ if not holder or (following.u > now and following.r ~= reaper) then return "gone
 local promoted = facts[GROUP] == ""
 if orphaned_at(holder) > now then
   if not promoted then return "follows" end
-  -- Promoted by this reaper before, whose answer may have been lost: publish it again.
+  -- This reaper promoted it before and may have lost the reply: publish it again.
   return following.r == reaper and following.u > now and "publish" or "gone"
 end
 
@@ -42,12 +46,12 @@ end
 if other then
   follow_instead(holder, other)
   if promoted then
-    -- Its message may have gone out: the gate drops it, for the result comes from the other.
+    -- Its message may be published: the gate drops it, since the result comes from the other.
     write("t:" .. id, nil)
     put_mark(id, {"done", now + mark_for})
     move(id, other)
   end
-  look_after()
+  set_due_time()
   return "follows"
 end
 write("t:" .. id, {1, "p", now, now + grace, name, kept > 0 and now + kept or 0, 0, keep, 0, 0, "",
@@ -56,8 +60,8 @@ drop_mark(id)  -- it would drop the message at the gate
 leave_group(id, facts)
 following.p[id] = now
 facts[GROUP] = ""
--- It stays until it is confirmed: whoever publishes it may die before.
-redis.call("HSET", KEYS[2], id, cjson.encode(facts) .. "\n" .. message)
+-- It stays until it is confirmed: its publisher may die before.
+redis.call("HSET", followers_key, id, cjson.encode(facts) .. "\n" .. message)
 follow_instead(holder, id)
-look_after()
+set_due_time()
 return "publish"

@@ -1,13 +1,17 @@
--- reap: claim the key's orphans, followers that nobody else will complete, for one reaper.
+-- reap: claim the orphans of the key, followers that no other process will complete, for a reaper.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
--- ARGV     1 clock offset, 2 name of the reaper, 3 how long its claim lasts, 4 how many to tell
---          of at most (times in ms)
--- Returns  {id, id of its holder, what became of that, what is stored of it, and so on for the
---          next}: those that are promoted first, then oldest first
-local reaper, claim, most = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- ARGV     1 clock offset, 2 name of the reaper, 3 how long its claim lasts, 4 how many to return
+--          at most (times in ms)
+-- Returns  {id, id of its holder, kind of the holder's end or "", its stored value, and so on for
+--          the next}: promoted ones first, then oldest first
+local offset, reaper = ARGV[1] + 0, ARGV[2]
+local claim, most = ARGV[3] + 0, ARGV[4] + 0
+-- @include entries
+-- @include record
+-- @include follower_groups
 
-if not following then redis.call("ZREM", KEYS[3], key) end
+if not following then redis.call("ZREM", due_key, key) end
 if not following or (following.u > now and following.r ~= reaper) then return {} end
 local lost, any = {}, false
 for name, group in pairs(following.g) do
@@ -16,7 +20,7 @@ end
 for id in pairs(following.p) do
   if orphaned_at(id) <= now then lost[":" .. id], any = true, true end
 end
-local all, found, there = any and redis.call("HGETALL", KEYS[2]) or {}, {}, {}
+local all, found, there = any and redis.call("HGETALL", followers_key) or {}, {}, {}
 for i = 1, #all, 2 do
   local facts = unpacked(all[i + 1])
   local name = facts[GROUP] == "" and ":" .. all[i] or facts[GROUP]
@@ -25,12 +29,12 @@ for i = 1, #all, 2 do
     found[#found + 1] = {all[i], facts, all[i + 1]}
   end
 end
--- What the server has thrown away cannot be told of, and must not be due for ever.
+-- Groups whose followers the server has evicted must not stay due.
 for name in pairs(lost) do
   if not there[name] then following.g[name], following.p[name:sub(2)] = nil, nil end
 end
 if #found > 0 then following.r, following.u = reaper, now + claim end
-look_after()
+set_due_time()
 table.sort(found, function(one, other)
   local a, b = one[2], other[2]
   if (a[GROUP] == "") ~= (b[GROUP] == "") then return a[GROUP] == "" end

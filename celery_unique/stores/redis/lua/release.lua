@@ -1,9 +1,12 @@
--- release: an operator lets go of the key's live tasks, or of one of them.
+-- release: an operator releases the live tasks of the key, or one of them.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, or "" for all (times in ms)
 -- Returns  how many were released
-local only = ARGV[2]
+local offset, only = ARGV[1] + 0, ARGV[2]
+-- @include entries
+-- @include record
+-- @include follower_groups
 
 local count = 0
 for i = 1, #stored, 2 do
@@ -19,5 +22,5 @@ for i = 1, #stored, 2 do
     end
   end
 end
-if count > 0 then look_after() end
+if count > 0 then set_due_time() end
 return count

@@ -1,13 +1,17 @@
--- settle: result and acknowledgement are done, so the ending task may go.
+-- settle: result and acknowledgement are done, so the ending task may be removed.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 how long a done mark stays, 7 "1" when the message may exist twice (times in ms),
---          8 "1" when the message was rejected: it may come back, and is then to run
--- Returns  1 settled, 0 no effect: not ending, or another delivery's (one way: nobody reads it)
-local id, delivery, state = ARGV[2], ARGV[3], ARGV[4]
-local retention, mark_for, mark_done = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == "1"
-local rejected = ARGV[8] == "1"
+--          8 "1" when the message was rejected: it may be redelivered, and is then to run
+-- Returns  1 settled, 0 no effect: not ending, or held by another delivery (fire-and-forget: the
+--          reply is not used)
+local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local retention, mark_for = ARGV[5] + 0, ARGV[6] + 0
+local mark_done, rejected = ARGV[7] == "1", ARGV[8] == "1"
+-- @include entries
+-- @include record
+-- @include follower_groups
 
 local field, task = "t:" .. id, record["t:" .. id]
 if not task or not task[FLAGS]:find("e") or task[DELIVERY] ~= delivery then return 0 end
@@ -22,5 +26,5 @@ else
   task[FLAGS] = task[FLAGS]:gsub("e", "") .. (rejected and "j" or "")
   write(field, task)
 end
-look_after()
+set_due_time()
 return 1

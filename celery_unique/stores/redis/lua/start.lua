@@ -4,13 +4,42 @@
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 task name, 5 lease, 6 delivery lease;
 --          from the header, for a record that is lost: 7 created_at or 0, 8 window or 0,
 --          9 letters of the final states to keep, 10 arguments; 11 how long the marks of
---          what it stands in for stay (times in ms)
+--          the tasks that it replaces stay (times in ms)
 -- Returns  {"run", token, 1 when no live record was found else 0}, {"wait"}, {"done"},
---          {"superseded", kind of the mark, id that took its place or ""}
-local id, delivery, name = ARGV[2], ARGV[3], ARGV[4]
-local lease, run_lease, created = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local window, keep, arguments, mark_for = tonumber(ARGV[8]), ARGV[9], ARGV[10], tonumber(ARGV[11])
+--          {"superseded", kind of the mark, id that replaced it or ""}
+local offset, id, delivery, name = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local lease, run_lease, created, window = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0
+local keep, arguments, mark_for = ARGV[9], ARGV[10], ARGV[11] + 0
+-- @include entries
 
+-- Fast path: the task is the only one, and no delivery has started it.
+-- @include single_task
+if single and single_field == "t:" .. id and (single[DELIVERY] or "") == ""
+  and single[STATE]:find("[pwt]") then
+  local last_token = 0
+  for i = 1, #stored, 2 do
+    if stored[i] == "token" then last_token = tonumber(stored[i + 1]) end
+  end
+  local token = math.max(last_token + 1, clock[1] * 1000000 + clock[2] + offset * 1000)
+  local text = string.format("%.0f", token)  -- cjson and tostring keep 14 digits, it has 16
+  fill_up_to(TOKEN)
+  single[STATE], single[LEASE], single[TOKEN] = "r", now + lease - single[CREATED], text
+  single[DELIVERY], single[DELIVERY_LEASE] = delivery, now + run_lease
+  if single[HELD] then
+    single[HELD] = 0
+    for n = #single, TOKEN + 1, -1 do
+      if single[n] ~= "" and single[n] ~= 0 then break end
+      single[n] = nil
+    end
+  end
+  redis.call("HSET", key, "token", text, single_field, cjson.encode(single))
+  expire_at(now + lease)
+  return {"run", token, 0}
+end
+
+-- Full path.
+-- @include record
+-- @include follower_groups
 local task, mark = record["t:" .. id], mark_of(id)
 if mark then return mark[1] == "done" and {"done"} or {"superseded", mark[1], mark[3] or ""} end
 if task then
@@ -25,17 +54,17 @@ if task then
   local succeeds = before and not before[STATE]:find("[cdx]") and not before[FLAGS]:find("o")
   if not alive and (in_limbo(task) or succeeds) then return {"wait"} end
   if others and not task[FLAGS]:find("m") then
-    task[FLAGS] = task[FLAGS] .. "m"  -- the other delivery's message may come back
+    task[FLAGS] = task[FLAGS] .. "m"  -- the other delivery's message may be redelivered
     if alive then write("t:" .. id, task) end
   end
   if alive then return {"wait"} end
 end
 
--- A task whose record lapsed or was lost is never dropped: it was admitted once.
+-- A task whose record lapsed or was lost is never dropped: it was admitted before.
 local lost = task == nil and 1 or 0
 if created == 0 then created = now end
 local ends = window > 0 and created + window or 0
--- It may be a start that timed out and came after the task's end: it stays only if it is renewed.
+-- This may be a start that timed out and arrived after the task's end: it stays only if renewed.
 if lost == 1 then lease = run_lease end
 task = task or {1, "r", created, 0, name, ends, 0, keep, 0, 0, "", 0, "", "", "", "", arguments,
   0, 0}
@@ -48,5 +77,5 @@ redis.call("HSET", key, "token", task[TOKEN])
 write("t:" .. id, task)
 finalise(id, now + mark_for)
 stop_following(id)  -- it runs itself
-look_after()
+set_due_time()
 return {"run", token, lost}

@@ -1,20 +1,24 @@
--- prelude: stands before every act, behind the entries, and reads the record of the key.
+-- record: reads the whole record of the key, without what has lapsed. Included by every script,
+-- behind its fast path.
 --
 -- KEYS[2]  the followers, while there are any: a hash with a field per id
 -- KEYS[3]  the bucket's due set: keys with followers by the time at which they are due
 -- KEYS[4]  the marks beside the record, while there are any: a hash with a field per id
--- Gives    record (field -> values, without what has lapsed), following, last_token, write, expire,
---          mark_of, put_mark, drop_mark, in_limbo, stands_in_for, finalise, bring_back
+-- Expects  entries
+-- Defines  record (field -> values), following, joins, last_token, followers_key, due_key, write,
+--          expire, mark_of, put_mark, drop_mark, in_limbo, replaced_by, finalise, restore_replaced
 local MARKS_INLINE = 16  -- how many marks the record holds itself
-local LOOKED_AT = 3  -- of those beside it when one is added; more than one, so that they become fewer
+local CHECKED = 3  -- marks beside it that each new one checks for expiry; more than one, to shrink
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
 local KEPT = 259200000  -- how long followers are kept beyond the time at which they are due
+local followers_key, due_key = KEYS[2], KEYS[3]
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 local marks = 0
+local joins = false  -- a script that may add a follower sets it before it includes follower_groups
 
--- Given only some of the keys, as in a cluster that is moving the slot: no key may be named there
--- that does not exist. The record, and the marks beside it; or all but those marks; or the record
--- alone. That will do, unless there is more of this key.
+-- While a cluster moves the slot, no key may be named that does not exist, and only some are given:
+-- the record; the record and the marks beside it; or all but those marks. That is enough unless
+-- more of this key is stored.
 local beside = KEYS[4] or (#KEYS == 2 and KEYS[2]) or nil
 if #KEYS < 4 then
   local followed, marked = false, false
@@ -56,8 +60,8 @@ end
 if following and following.d + KEPT <= now then
   following = nil
   redis.call("HDEL", key, "f")
-  redis.call("DEL", KEYS[2])
-  redis.call("ZREM", KEYS[3], key)
+  redis.call("DEL", followers_key)
+  redis.call("ZREM", due_key, key)
 end
 
 -- The record expires with its latest deadline.
@@ -68,7 +72,7 @@ local function expire()
   return expire_at(latest)
 end
 
--- Write one entry, or forget it (nil).
+-- Write one entry, or delete it (nil).
 local function write(field, values)
   record[field] = values
   if values then
@@ -82,7 +86,7 @@ local function write(field, values)
 end
 
 -- The mark of an id: in the record, or beside it once that has no room. There it is found by its
--- id alone, so that an act costs the same however many there are.
+-- id, so that an act costs the same however many there are.
 local function mark_of(id)
   local mark = record["m:" .. id]
   if mark or not record["m:"] then return mark end
@@ -99,7 +103,7 @@ local function put_mark(id, mark)
     return write(field, mark)
   end
   redis.call("HSET", beside, id, cjson.encode(mark))
-  local some = redis.call("HRANDFIELD", beside, LOOKED_AT, "WITHVALUES")
+  local some = redis.call("HRANDFIELD", beside, CHECKED, "WITHVALUES")
   for i = 1, #some, 2 do
     if cjson.decode(some[i + 1])[2] <= now then redis.call("HDEL", beside, some[i]) end
   end
@@ -119,7 +123,7 @@ local function drop_mark(id)
   return write("m:", left > 0 and {"more", more[2], left} or nil)
 end
 
--- A replacement that has lapsed leaves what it stood in for to its own, if any.
+-- Where a replacement has lapsed, what it replaced now waits for the replacement's own, if any.
 for field, task in pairs(next(lapsed) and record or {}) do
   if lapsed[task[BY]] then
     repeat task[BY] = lapsed[task[BY]] until not lapsed[task[BY]]
@@ -127,7 +131,7 @@ for field, task in pairs(next(lapsed) and record or {}) do
   end
 end
 
--- Does a replacement that is not published yet stand in for the task?
+-- Whether a replacement of the task exists that is not published yet.
 local function in_limbo(task)
   while task[BY] ~= "" do
     local replacement = record["t:" .. task[BY]]
@@ -139,7 +143,7 @@ local function in_limbo(task)
 end
 
 -- The ids of every task in limbo under this one, down the chain, after its own.
-local function stands_in_for(id)
+local function replaced_by(id)
   local found, n = {id}, 1
   while found[n] do
     for i = 1, #stored, 2 do
@@ -151,29 +155,29 @@ local function stands_in_for(id)
   return found
 end
 
--- The task is published or runs: what it stands in for is over. Their messages are still out
--- there, so each leaves a mark for the gate.
+-- The task is published or runs: remove the tasks that it replaces. Their messages are still in the
+-- broker, so each leaves a mark for the gate.
 local function finalise(id, mark_until)
-  local over = stands_in_for(id)
-  for n = 2, #over do
-    local task, own = record["t:" .. over[n]], record["t:" .. id]
+  local replaced = replaced_by(id)
+  for n = 2, #replaced do
+    local task, own = record["t:" .. replaced[n]], record["t:" .. id]
     if task[STATE] ~= "r" then
-      -- In a canvas: it will follow, so that the result must be stored before this record goes.
+      -- In a canvas it will follow, so the result must be stored before this record is deleted.
       if task[FLAGS]:find("[cf]") and not own[FLAGS]:find("f") then
         own[FLAGS] = own[FLAGS] .. "f"
         write("t:" .. id, own)
       end
-      put_mark(over[n], {"superseded", math.max(task[LEASE], mark_until), id})
-      write("t:" .. over[n], nil)
+      put_mark(replaced[n], {"superseded", math.max(task[LEASE], mark_until), id})
+      write("t:" .. replaced[n], nil)
       for _, group in pairs(following and following.g or {}) do
-        if group[1] == over[n] then group[1] = id end
+        if group[1] == replaced[n] then group[1] = id end
       end
     end
   end
 end
 
--- The replacement will not run: what it stood in for is back, or waits for the replacement's own.
-local function bring_back(id, lease_until)
+-- The replacement will not run: restore what it replaced, or leave it to the replacement's own.
+local function restore_replaced(id, lease_until)
   local by = record["t:" .. id][BY]
   for i = 1, #stored, 2 do
     local field, task = stored[i], record[stored[i]]
@@ -186,3 +190,4 @@ local function bring_back(id, lease_until)
     end
   end
 end
+

@@ -1,28 +1,29 @@
--- following: stands between the prelude and an act that may touch followers.
+-- follower_groups: functions for scripts that may change which task a follower follows.
 --
--- A field of KEYS[2] is a line of JSON and the message: group or "" once it is promoted, when it
--- joined, task name, letters of the final states to keep, how long they are kept, arguments.
--- Gives    GROUP, JOINED, and the functions below. Nearly always there is nobody who follows or
---          would: then they do nothing and are not even made, which takes a few microseconds.
+-- A field of followers_key is a line of JSON and the message: group or "" once it is promoted, when
+-- it joined, task name, letters of the final states to keep, how long they are kept, arguments.
+-- Expects  record
+-- Defines  GROUP, JOINED, and the functions below. Nearly every key has no followers and gets none:
+--          then they do nothing and are not even created, which would take a few microseconds.
 local GROUP, JOINED = 1, 2
-local function nobody() end
-local unpacked, follower, holder_of, orphaned_at = nobody, nobody, nobody, nobody
-local look_after, leave_group, join_group, follow_instead = nobody, nobody, nobody, nobody
-local move, stop_following, attach, is_followed = nobody, nobody, nobody, nobody
+local function nothing() end
+local unpacked, follower, holder_of, orphaned_at = nothing, nothing, nothing, nothing
+local set_due_time, leave_group, join_group, follow_instead = nothing, nothing, nothing, nothing
+local move, stop_following, attach, is_followed = nothing, nothing, nothing, nothing
 
-if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call that would join
+if following or joins then
   -- The facts and the message of a follower; nil for none.
   unpacked = function(value)
     local line = value:find("\n", 1, true)
     return cjson.decode(value:sub(1, line - 1)), value:sub(line + 1)
   end
   follower = function(id)
-    local value = following and redis.call("HGET", KEYS[2], id)
+    local value = following and redis.call("HGET", followers_key, id)
     if value then return unpacked(value) end
     return nil
   end
 
-  -- Whom it follows: itself, once it is promoted; nil for nobody.
+  -- The id of the task that it follows; its own once it is promoted; nil for none.
   holder_of = function(id, facts)
     facts = facts or follower(id)
     if not facts then return nil end
@@ -30,26 +31,26 @@ if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call 
     return (following.g[facts[GROUP]] or {})[1]
   end
 
-  -- Until when a task is sure to be there for its followers; now, if it is not.
+  -- Until when a task is certain to serve its followers; now, if it is not.
   orphaned_at = function(id)
     local task = record["t:" .. id]
     if not task then return now end
     local runs = task[DELIVERY] ~= "" and math.max(now, task[DELIVERY_LEASE]) or now
     if task[FLAGS]:find("e") then return math.min(task[LEASE], runs) end
     if task[STATE]:find("[cdx]") then return now end
-    -- An operator let go of it, perhaps for its message is lost: unless it runs, nobody waits.
+    -- Released by an operator, perhaps because its message is lost: it counts only while it runs.
     return task[FLAGS]:find("o") and math.min(task[LEASE], runs) or task[LEASE]
   end
 
-  -- Set when somebody should look after the followers: at the first moment at which one of them
-  -- may have lost its holder. Not for a longer lease: an early look finds the holder alive.
-  look_after = function()
+  -- Set when a worker is to reap the followers: at the first moment at which one of them may have
+  -- lost its holder. Not called for a longer lease: an early reaper finds the holder alive.
+  set_due_time = function()
     if not following then return nil end
     if not next(following.g) and not next(following.p) then
       following = nil
       redis.call("HDEL", key, "f")
-      redis.call("DEL", KEYS[2])
-      redis.call("ZREM", KEYS[3], key)
+      redis.call("DEL", followers_key)
+      redis.call("ZREM", due_key, key)
       return expire()
     end
     local earliest = math.huge
@@ -61,8 +62,8 @@ if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call 
       following.d, following.r, following.u = earliest, "", 0
     end
     redis.call("HSET", key, "f", cjson.encode(following))
-    redis.call("PEXPIREAT", KEYS[2], following.d + KEPT - math.min(offset, 0))
-    redis.call("ZADD", KEYS[3], following.d, key)
+    redis.call("PEXPIREAT", followers_key, following.d + KEPT - math.min(offset, 0))
+    redis.call("ZADD", due_key, following.d, key)
     return expire()
   end
 
@@ -87,17 +88,17 @@ if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call 
     end
     local group = following.g[name] or {holder, 0}
     following.g[name], group[2], facts[GROUP] = group, group[2] + 1, name
-    redis.call("HSET", KEYS[2], id, cjson.encode(facts) .. "\n" .. message)
+    redis.call("HSET", followers_key, id, cjson.encode(facts) .. "\n" .. message)
   end
 
-  -- All who followed the one follow the other.
+  -- Let all followers of one task follow another.
   follow_instead = function(holder, other)
     for _, group in pairs(following.g) do
       if group[1] == holder then group[1] = other end
     end
   end
 
-  -- One follower alone follows another task; it may have been promoted before.
+  -- Let one follower follow another task; it may have been promoted before.
   move = function(id, holder)
     local facts, message = follower(id)
     if not facts then return end
@@ -105,20 +106,20 @@ if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call 
     join_group(id, holder, facts, message)
   end
 
-  -- It has its result, or is on its own: a task that is published, runs or has ended.
+  -- It has its result, or is a task of its own that is published, runs or has ended.
   stop_following = function(id)
     local facts = follower(id)
     if not facts then return end
-    redis.call("HDEL", KEYS[2], id)
+    redis.call("HDEL", followers_key, id)
     leave_group(id, facts)
   end
 
-  -- The call follows the holder, whomever it followed before.
+  -- Let the call follow the holder, whichever task it followed before.
   attach = function(id, holder, facts, message)
     stop_following(id)
     following = following or {d = 0, r = "", u = 0, g = {}, p = {}}
     join_group(id, holder, facts, message)
-    look_after()
+    set_due_time()
   end
 
   is_followed = function(id)
@@ -128,3 +129,4 @@ if following or (ARGV[14] or "") ~= "" then  -- ARGV[14]: the message of a call 
     return false
   end
 end
+
