@@ -75,7 +75,7 @@ def lookup(
 def _is_behind(app_state: AppState, key: str, record: Record) -> bool:
     """Whether the store may have yet to hear that a call of this process was published: it is
     told one way."""
-    published = app_state.part(UniqueTaskCoordinator).key_of_published
+    published = app_state.part(UniqueTaskCoordinator).client.published.get
     return any(task.state == "p" and published(i) == key for i, task in record.tasks.items())
 
 

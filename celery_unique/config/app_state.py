@@ -54,7 +54,7 @@ class AppState:
         self._settings = UniqueSettings()
         #: With rpc:// a result reaches only the caller that its message names.
         self.results_by_message = False
-        self.tells_what_is_sent = False  # task_send_sent_event
+        self.sends_sent_events = False  # task_send_sent_event
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
         #: A store that stands in for the one of the settings.
@@ -104,7 +104,7 @@ class AppState:
             self._parts.clear()
             # Asked for by every call, and Celery looks for a setting in several places.
             self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
-            self.tells_what_is_sent = bool(self.app.conf.task_send_sent_event)
+            self.sends_sent_events = bool(self.app.conf.task_send_sent_event)
             self._seen_conf = dict(self.app.conf.changes)
 
     @property

@@ -14,7 +14,7 @@ from celery import signals
 
 from celery_unique.config.app_state import AppState, make_state
 from celery_unique.exceptions import CeleryUniqueError, ConfigurationError
-from celery_unique.publish.before_publish import before_publish, with_sent_event
+from celery_unique.publish.before_publish import before_publish
 from celery_unique.publish.results import result_class
 from celery_unique.publish.stored_meta import carry_in
 from celery_unique.worker.body import connect_body_end
@@ -39,9 +39,7 @@ class UniqueFixup:
         self.app = app
         self.app_state = make_state(app)
         self._keep_alive: list[Any] = []
-        app_state = self.app_state
-        send_task = with_sent_event(app, app.send_task, lambda: app_state.tells_what_is_sent)
-        app.send_task = before_publish(app_state, send_task)
+        app.send_task = before_publish(self.app_state, app.send_task)
         app.AsyncResult = result_class(app)
         carry_in(app)
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone

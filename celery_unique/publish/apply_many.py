@@ -1,4 +1,4 @@
-"""``apply_many``: many calls, with their locks taken in batches."""
+"""``apply_many``: many calls, whose locks are acquired in batches."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ from celery import group
 from celery.canvas import Signature, _chain, _chord, maybe_signature
 
 from celery_unique.config.app_state import AppState, state_of
-from celery_unique.exceptions import BatchInterrupted, CeleryUniqueError, StoreUnavailable, shown
-from celery_unique.header import LockHeader
+from celery_unique.exceptions import (
+    BatchInterrupted,
+    CeleryUniqueError,
+    StoreUnavailable,
+    shown,
+)
 from celery_unique.stores.base import Acquired
 
+from .before_publish import conclude
 from .coordinator import UniqueTaskCoordinator
-from .request import Attempt, Outgoing, PublishOutcome, collected
+from .request import PublishOutcome, PublishRequest, collected
 from .results import CallOutcome, with_facts
 
-#: How many calls are made before the duplicates among them are told of their holders. A store
-#: that answers at once is asked for all their locks before the first of their messages is sent:
-#: a lock waits for its message no longer than the publish grace, and these take well under a
-#: second.
+#: How many calls are made before the duplicates among them get their holders. The locks of a
+#: store that replies immediately are acquired before the first of their messages is sent: a lock
+#: waits for its message no longer than the publish grace, and these take well under a second.
 BATCH = 200
 
-#: How many locks are asked for together where the store decides while other messages are sent,
-#: and how many messages are sent before the store hears of it: until then a duplicate of one of
-#: them, from elsewhere, would send it once more.
+#: How many locks are requested together where the store decides while other messages are sent,
+#: and how many messages are sent before they are confirmed: until then a duplicate of one of
+#: them, from another process, would publish it once more.
 TOGETHER = 20
 
 _CANVAS = (group, _chain, _chord)
 
 
 def apply_many(signatures: Iterable[Any]) -> list[Any]:
-    """Apply every signature, and return what became of each, in order.
+    """Apply every signature, and return the result of each, in order.
 
     A call gets the result that its ``apply_async`` would have returned, duplicates of each
     other included. Where ``apply_async`` would have raised since the key is held, the error
-    stands in the place of the result. A canvas is applied as it is. Wrong arguments or options
+    is in the place of the result. A canvas is applied as it is. Wrong arguments or options
     raise before anything is published. A broker or a lock store that fails raises its error
-    where no call was made, and half-way :class:`BatchInterrupted`, whose ``results`` tell which
+    where no call was made, and half-way :class:`BatchInterrupted`, whose ``results`` show which
     calls were.
     """
     items = [_prepare(signature) for signature in signatures]
@@ -49,57 +53,78 @@ def apply_many(signatures: Iterable[Any]) -> list[Any]:
         for part in _parts(items):
             _apply(part)
     except Exception as error:
-        if not any(item.done for item in items):
+        made = sum(item.done for item in items)
+        if not made:
             raise  # as for one call: nothing was made
-        results = [item.result if item.done else None for item in items]
-        raise BatchInterrupted(_said(items, error), results=results) from error
+        raise BatchInterrupted(
+            f"{made} of {len(items)} calls were made, and then: {error}. The results of this error "
+            "are those calls', with None for the others, of which none holds a lock: call them "
+            "again",
+            results=[item.result if item.done else None for item in items],
+        ) from error
     return [item.result for item in items]
-
-
-def _said(items: list[_Item], error: Exception) -> str:
-    made = sum(item.done for item in items)
-    return (
-        f"{made} of {len(items)} calls were made, and then: {error}. The results of this error "
-        "are those calls', with None for the others, of which none holds a lock: call them again"
-    )
 
 
 @dataclass(slots=True)
 class _Item:
-    """One signature, what it sends, and what became of it."""
+    """One signature, the calls it makes, and its result."""
 
     canvas: Any = None
-    calls: list[tuple[Outgoing, Any]] | None = None
+    calls: list[_Call] | None = None
     result: Any = None
     done: bool = False
 
 
+@dataclass(slots=True)
+class _Call:
+    item: _Item
+    request: PublishRequest
+    result: Any
+    acquired: Acquired | None = None
+    #: In place of a reply, where the store has replied to others.
+    error: StoreUnavailable | None = None
+    done: bool = False
+
+    def conclude(self, outcome: PublishOutcome) -> None:
+        made = conclude(self.request, outcome)
+        self.finish(made.id, getattr(made, "_facts", outcome.facts))
+
+    def finish(self, task_id: str, facts: CallOutcome) -> None:
+        self.result.id = task_id
+        self.result.ignored = self.request.options.get("ignore_result")
+        with_facts(self.result, facts)
+        self.done = self.item.done = True
+
+    def refuse(self, error: CeleryUniqueError) -> None:
+        if self.item.result is self.result:
+            self.item.result = error
+        self.done = self.item.done = True
+
+
 def _prepare(signature: Any) -> _Item:
-    """Everything that can be wrong with the call shows here."""
+    """Collect the calls of a signature: everything that can be wrong with them raises here."""
     if not isinstance(signature, dict):
         raise TypeError(
             f"apply_many takes signatures, such as task.s(7), and not {shown(signature)}"
         )
     signature = maybe_signature(signature, app=getattr(signature, "app", None))
-    state_of(_app_of(signature))
+    app = signature.app
+    state_of(getattr(app, "_get_current_object", lambda: app)())
     if isinstance(signature, _CANVAS):
         return _Item(canvas=signature)
-    calls: list[tuple[Outgoing, Any]] = []
+    calls: list[tuple[PublishRequest, Any]] = []
     # In a context of its own, which is gone when the call returns, however it does: were the
     # variable set in the caller's and reset afterwards, a signal in between could leave it set,
     # and every later call of the thread would be collected and never sent.
-    result = copy_context().run(_collect, signature, calls)
-    return _Item(calls=calls, result=result)
+    item = _Item(result=copy_context().run(_collect, signature, calls))
+    item.calls = [_Call(item, *call) for call in calls]
+    item.done = not calls  # an eager call has run
+    return item
 
 
-def _collect(signature: Signature, calls: list[tuple[Outgoing, Any]]) -> Any:
+def _collect(signature: Signature, calls: list[tuple[PublishRequest, Any]]) -> Any:
     collected.set(calls)
     return signature.apply_async()
-
-
-def _app_of(signature: Signature) -> Any:
-    app = signature.app
-    return getattr(app, "_get_current_object", lambda: app)()
 
 
 def _parts(items: list[_Item]) -> Iterator[list[_Item]]:
@@ -120,95 +145,57 @@ def _apply(part: list[_Item]) -> None:
     if part and part[0].canvas is not None:
         part[0].result, part[0].done = part[0].canvas.apply_async(), True
         return
-    by_app: dict[int, list[_Item]] = {}
+    by_app: dict[int, list[_Call]] = {}
     for item in part:
-        item.done = not item.calls  # an eager call has been carried out
-        for outgoing, _ in item.calls or ():
-            by_app.setdefault(id(outgoing.app_state), []).append(item)
-            break
-    for items in by_app.values():
-        calls = [_Call(item, *call) for item in items for call in item.calls or ()]
-        _Batch(calls[0].outgoing.app_state, calls).publish()
-
-
-@dataclass(slots=True)
-class _Call:
-    item: _Item
-    outgoing: Outgoing
-    result: Any
-    #: The one of its batch, unless the call brings its own.
-    producer: Any = None
-    acquired: Acquired | None = None
-    #: In place of an answer, where the store has answered others.
-    error: StoreUnavailable | None = None
-    done: bool = False
-
-    def send(self, task_id: str, header: LockHeader | None, delay: int | None) -> Any:
-        """As ``Send``, with the result that the caller has, or will have."""
-        producer = self.outgoing.options.get("producer") or self.producer
-        return self.outgoing.send(
-            task_id, header, delay, producer=producer, result_cls=self._result_of
-        )
-
-    def _result_of(self, task_id: str) -> Any:
-        return self.result
-
-    def conclude(self, published: PublishOutcome) -> None:
-        made = self.outgoing.conclude(published)
-        self.tell(made.id, getattr(made, "_facts", published.facts))
-
-    def tell(self, task_id: str, facts: CallOutcome) -> None:
-        self.result.id = task_id
-        self.result.ignored = self.outgoing.options.get("ignore_result")
-        with_facts(self.result, facts)
-        self.finish()
-
-    def refuse(self, error: CeleryUniqueError) -> None:
-        if self.item.result is self.result:
-            self.item.result = error
-        self.finish()
-
-    def finish(self) -> None:
-        self.done = self.item.done = True
+        for call in item.calls or ():
+            by_app.setdefault(id(call.request.app_state), []).append(call)
+    for calls in by_app.values():
+        _Batch(calls[0].request.app_state, calls).publish()
 
 
 class _PendingAcquire:
-    """Some calls whose locks have been asked for together."""
+    """Some calls whose locks have been requested together."""
 
     def __init__(
-        self, coordinator: UniqueTaskCoordinator, calls: list[_Call], published: list[Attempt]
+        self,
+        coordinator: UniqueTaskCoordinator,
+        calls: list[_Call],
+        published: list[PublishRequest],
     ) -> None:
         self.calls = calls
         self.began = time.monotonic()
-        attempts = [call.outgoing.attempt for call in calls if call.outgoing.attempt is not None]
-        self._wait = coordinator.ask_many(attempts, published)
-        self.is_heard = False
+        self._unique = [call for call in calls if call.request.key]
+        requests = [call.request for call in self._unique]
+        self._receive = coordinator.client.begin_acquire_many(requests, published)
+        self.is_received = False
 
-    def hear(self) -> None:
-        """What the store has said, to each call."""
-        self.is_heard = True
-        asking = [call for call in self.calls if call.outgoing.attempt is not None]
-        for call, answer in zip(asking, self._wait(), strict=True):
-            if isinstance(answer, StoreUnavailable):
-                call.error = answer
+    def receive(self) -> None:
+        self.is_received = True
+        for call, reply in zip(self._unique, self._receive(), strict=True):
+            if isinstance(reply, StoreUnavailable):
+                call.error = reply
             else:
-                call.acquired = answer
+                call.acquired = reply
 
 
 class _Batch:
-    """Some calls of one app, whose locks are taken together."""
+    """Some calls of one app, whose locks are acquired together."""
 
     def __init__(self, app_state: AppState, calls: list[_Call]) -> None:
         self._app_state = app_state
         self._coordinator = app_state.part(UniqueTaskCoordinator)
         self._calls = calls
-        self._unconfirmed: list[Attempt] = []
-        self._asked: _PendingAcquire | None = None
+        self._unconfirmed: list[PublishRequest] = []
+        self._pending: _PendingAcquire | None = None
 
     def publish(self) -> None:
         with self._app_state.app.producer_or_acquire() as producer:
             for call in self._calls:
-                call.producer = producer
+                call.request.batch_options = {
+                    "producer": call.request.options.get("producer") or producer,
+                    # Celery returns the result that the caller has, or will have.
+                    "result_cls": lambda _, result=call.result: result,
+                }
             try:
                 # First all that were admitted: a duplicate of one of them names a task that
                 # is published by then.
@@ -216,120 +203,110 @@ class _Batch:
                 for call in self._calls:
                     if not call.done and call.error is None:
                         self._settle_conflict(call)
-                self._raise_what_was_refused()
+                self._raise_first_error()
             except BaseException:
                 self._confirm()
-                self._give_back_the_rest()
+                self._withdraw_the_rest()
                 raise
 
     def _send_admitted(self) -> None:
-        """Locks are asked for, and confirmed, while other messages are sent."""
-        parts = self._parts()
-        asked = self._asked = self._ask(parts)
-        while asked is not None:
+        """Locks are acquired, and confirmed, while other messages are sent."""
+        size = TOGETHER if hasattr(self._coordinator.store, "begin_acquire_many") else BATCH
+        parts = (self._calls[n : n + size] for n in range(0, len(self._calls), size))
+        pending = self._pending = self._acquire(next(parts, None))
+        while pending is not None:
             try:
-                asked.hear()
+                pending.receive()
             except StoreUnavailable as error:
-                self._without_store(error)
+                self._send_without_store(error)
                 break
-            self._asked = self._ask(parts)
-            for call in asked.calls:
+            self._pending = self._acquire(next(parts, None))
+            for call in pending.calls:
                 if call.error is None:
-                    self._send(call, asked.began)
+                    self._send(call, pending.began)
                 elif self._publishes_anyway:
-                    self._send_without_lock(call, call.error)
-            asked = self._asked
+                    self._send_unlocked(call, call.error)
+            pending = self._pending
         self._confirm()
 
-    def _parts(self) -> Iterator[list[_Call]]:
-        size = TOGETHER if hasattr(self._coordinator.store, "begin_acquire_many") else BATCH
-        for first in range(0, len(self._calls), size):
-            yield self._calls[first : first + size]
-
-    def _ask(self, parts: Iterator[list[_Call]]) -> _PendingAcquire | None:
-        """The next ones, if any; the store is told on the way of what is published."""
-        part = next(parts, None)
-        if part is None:
+    def _acquire(self, calls: list[_Call] | None) -> _PendingAcquire | None:
+        """Request the next locks, if any; what is published is confirmed in the same exchange."""
+        if calls is None:
             return None
-        asked = _PendingAcquire(self._coordinator, part, self._unconfirmed)
+        pending = _PendingAcquire(self._coordinator, calls, self._unconfirmed)
         self._unconfirmed = []
-        return asked
+        return pending
 
-    def _without_store(self, error: StoreUnavailable) -> None:
-        """It did not answer: those that it has not spoken of are sent without their locks."""
+    def _send(self, call: _Call, began: float) -> None:
+        request, acquired = call.request, call.acquired
+        if not request.key:
+            made = request.send(request.task_id, None, None)
+            call.finish(made.id, CallOutcome())
+        elif acquired is not None and acquired.outcome == "created":
+            coordinator = self._coordinator
+            call.conclude(
+                coordinator.publish_acquired(request, acquired, began, self._confirm_soon)
+            )
+
+    def _send_without_store(self, error: StoreUnavailable) -> None:
+        """The store did not reply: calls without a reply are published without their locks."""
         left = [call for call in self._calls if not call.done and call.acquired is None]
         if not self._publishes_anyway:
-            self._give_back_later(left, error)
+            self._withdraw_later(left, error)
             raise error
         for call in left:
-            self._send_without_lock(call, error)
+            self._send_unlocked(call, error)
 
     @property
     def _publishes_anyway(self) -> bool:
         return self._app_state.settings.on_store_error == "publish"
 
-    def _send_without_lock(self, call: _Call, error: StoreUnavailable) -> None:
-        attempt = call.outgoing.attempt
-        if attempt is None:
-            self._send(call, 0.0)
+    def _send_unlocked(self, call: _Call, error: StoreUnavailable) -> None:
+        if call.request.key:
+            call.conclude(self._coordinator.publish_without_store(call.request, error))
         else:
-            call.conclude(self._coordinator.without_store(attempt, call.send, error))
+            self._send(call, 0.0)
 
-    def _give_back_later(self, calls: Iterable[_Call], error: StoreUnavailable) -> None:
-        for call in calls:
-            if call.outgoing.attempt is not None:
-                self._coordinator.give_back_later(call.outgoing.attempt, call.error or error)
+    def _settle_conflict(self, call: _Call) -> None:
+        assert call.acquired is not None
+        try:
+            outcome = self._coordinator.settle_conflict(call.request, call.acquired)
+            call.conclude(outcome or self._coordinator.publish(call.request, overlap=False))
+        except StoreUnavailable:
+            raise
+        except CeleryUniqueError as error:
+            call.refuse(error)
 
-    def _raise_what_was_refused(self) -> None:
-        """A part of the store did not answer: the calls of the others are made by now."""
+    def _raise_first_error(self) -> None:
+        """A part of the store did not reply: the calls of the others are made by now."""
         refused = [call for call in self._calls if not call.done and call.error is not None]
         if refused and refused[0].error is not None:
-            self._give_back_later(refused, refused[0].error)
+            self._withdraw_later(refused, refused[0].error)
             raise refused[0].error
 
-    def _send(self, call: _Call, began: float) -> None:
-        attempt = call.outgoing.attempt
-        if attempt is None:
-            made = call.send(call.result.id, None, None)
-            call.tell(made.id, CallOutcome())
-        elif call.acquired is not None and call.acquired.outcome == "created":
-            call.conclude(
-                self._coordinator.publish_created(
-                    attempt, call.acquired, call.send, began, self._confirm_soon
-                )
-            )
-
-    def _confirm_soon(self, attempt: Attempt, task_id: str) -> None:
-        self._coordinator.remember(task_id, attempt.key)
-        self._unconfirmed.append(attempt)
-        # Up to as many are told with the next question, where that follows them.
+    def _confirm_soon(self, request: PublishRequest, task_id: str) -> None:
+        self._coordinator.client.published.remember(task_id, request.key)
+        self._unconfirmed.append(request)
+        # Up to as many are confirmed with the next request for locks, where one follows.
         if len(self._unconfirmed) > TOGETHER:
             self._confirm()
 
     def _confirm(self) -> None:
         unconfirmed, self._unconfirmed = self._unconfirmed, []
-        self._coordinator.confirm_many(unconfirmed)
+        self._coordinator.client.confirm_many(unconfirmed)
 
-    def _settle_conflict(self, call: _Call) -> None:
-        attempt = call.outgoing.attempt
-        assert attempt is not None
-        assert call.acquired is not None
-        try:
-            published = self._coordinator.settle_conflict(attempt, call.acquired, call.send)
-            call.conclude(published or self._coordinator.publish(attempt, call.send))
-        except CeleryUniqueError as error:
-            if isinstance(error, StoreUnavailable):
-                raise
-            call.refuse(error)
+    def _withdraw_later(self, calls: Iterable[_Call], error: StoreUnavailable) -> None:
+        for call in calls:
+            if call.request.key:
+                self._coordinator.client.withdraw_later(call.request, call.error or error)
 
-    def _give_back_the_rest(self) -> None:
-        """Nobody sends these any more: their locks would keep other calls from it."""
-        if self._asked is not None and not self._asked.is_heard:
+    def _withdraw_the_rest(self) -> None:
+        """These are not sent any more: their locks would keep other calls from it."""
+        if self._pending is not None and not self._pending.is_received:
             try:
-                self._asked.hear()
+                self._pending.receive()
             except StoreUnavailable as error:
-                self._give_back_later(self._asked.calls, error)
+                self._withdraw_later(self._pending.calls, error)
         for call in self._calls:
-            attempt, acquired = call.outgoing.attempt, call.acquired
-            if not call.done and attempt is not None and acquired is not None:
-                self._coordinator.withdraw(attempt, acquired)
+            if not call.done and call.request.key and call.acquired is not None:
+                self._coordinator.client.withdraw_acquired(call.request, call.acquired)

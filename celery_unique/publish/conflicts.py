@@ -1,53 +1,16 @@
-"""The end of a task that another one has replaced before it ran."""
+"""What a call gets whose key is held: one function per strategy."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from celery.app.task import Context
 
 from celery_unique.exceptions import DuplicateTask
-from celery_unique.followers.complete import reason_of
-from celery_unique.header import HEADER, LockHeader
 from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, Holder
 from celery_unique.stores.record import State
 
 from .results import CallOutcome
-from .stored_meta import SUPERSEDED_BY
-
-logger = logging.getLogger("celery_unique")
-
-
-def mark_superseded(
-    app: Any, task_id: str, by: str, options: Mapping[str, Any], key: str | None = None
-) -> None:
-    """Store REVOKED at once: whoever waits for it need not wait for its message.
-
-    The worker that reaches the message drops it, and sends the event and the signal.
-    """
-    if options.get("ignore_result"):
-        return
-    task = options.get("task_type")
-    backend = task.backend if task is not None else app.backend
-    reason = reason_of("superseded", by)
-    try:
-        request = _superseded_request(task_id, by, key) if key is not None else None
-        backend.mark_as_revoked(task_id, reason, request=request, store_result=True)
-    except Exception:
-        # The replacement is published: the caller must hear of that, whatever becomes of
-        # the old result. The worker stores it again when it reaches the message.
-        logger.warning("the end of superseded task %s is not stored yet", task_id, exc_info=True)
-
-
-def _superseded_request(task_id: str, by: str, key: str) -> Context:
-    """As much of a request as tells what is stored beside the result."""
-    request = Context({"id": task_id, HEADER: LockHeader(task_id, key).as_message()})
-    request.__dict__[SUPERSEDED_BY] = by
-    return request
 
 
 @dataclass(slots=True)
@@ -57,8 +20,8 @@ class Conflict:
     task_name: str
     key: str
     holder: Holder
-    conceal: bool = False  # do not tell a caller who holds the key
-    by_idempotency_key: bool = False  # the call brought the key itself
+    conceal: bool = False  # do not reveal the holder to the caller
+    by_idempotency_key: bool = False  # the key is the caller's idempotency key
 
 
 def ignore(conflict: Conflict) -> CallOutcome:
@@ -69,7 +32,7 @@ def ignore(conflict: Conflict) -> CallOutcome:
 
 
 def reject(conflict: Conflict, reason: str | None = None) -> CallOutcome:
-    """The caller is told, loudly."""
+    """The call raises."""
     raise DuplicateTask(
         conflict.task_name,
         None if conflict.conceal else conflict.holder.task_id,
@@ -82,16 +45,16 @@ def reject(conflict: Conflict, reason: str | None = None) -> CallOutcome:
 
 def cannot_replace(conflict: Conflict) -> CallOutcome:
     """The store has replaced what could be replaced: this is what could not."""
-    if conflict.conceal:  # one answer for all states, or it would tell the holder's
+    if conflict.conceal:  # one answer for all states, or it would reveal the holder's
         return reject(conflict, "what holds it cannot be replaced")
-    if conflict.holder.state is State.COMPLETED:  # its idempotency key answers for it
+    if conflict.holder.state is State.COMPLETED:  # its idempotency key returns its outcome
         return ignore(conflict)
     if conflict.holder.state is State.ACTIVE:
         return reject(conflict, "a task that runs cannot be replaced")
-    return reject(conflict, "the call brings the id of the task that it would replace")
+    return reject(conflict, "the call has the id of the task that it would replace")
 
 
-#: What is left to a call that the store has not admitted.
+#: What a call gets that the store has not admitted.
 STRATEGIES: dict[str, Callable[[Conflict], CallOutcome]] = {
     "ignore": ignore,
     "reject": reject,
@@ -106,9 +69,9 @@ def resolve(strategy: str, conflict: Conflict) -> CallOutcome:
 
 
 def admitted(key: str, acquired: Acquired, on_conflict: str, parent: str | None) -> CallOutcome:
-    """What a call hears whose task was created."""
+    """What a call gets whose task was created."""
     if acquired.after:
-        # A replacement comes after a task that waits where that was pushed back for long enough.
+        # A replacement follows a waiting task where that was pushed back for long enough.
         waits = on_conflict in REPLACING and acquired.after != parent
         state = State.AVAILABLE if waits else State.ACTIVE
         return CallOutcome("rerun", bool(acquired.replaced), key, str(state))
@@ -116,5 +79,5 @@ def admitted(key: str, acquired: Acquired, on_conflict: str, parent: str | None)
 
 
 def joined(key: str, holder: Holder) -> CallOutcome:
-    """What a call hears that keeps its own id and shares the holder's outcome."""
+    """What a call gets that keeps its own id and shares the holder's outcome."""
     return CallOutcome("joined", True, key, str(holder.state))

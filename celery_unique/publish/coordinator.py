@@ -1,8 +1,6 @@
-"""The order of things around one lock: take it, publish, confirm, give it back.
+"""The order of acts around one lock: acquire, publish, confirm; or release.
 
-The coordinator knows policies, stores and signals and nothing of messages: how
-a message is sent is handed in as a function. What must come before what is the
-subject of this module, and each order that matters is named where it is kept.
+Each order that matters is named where it is kept.
 """
 
 from __future__ import annotations
@@ -15,353 +13,324 @@ from typing import Any
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
-from celery_unique.config.leases import Leases
 from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import IdempotencyKeyConflict, StoreUnavailable
+from celery_unique.followers.continuations import continues
 from celery_unique.header import LockHeader
+from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, Held, Holder, LockStore, holder_of
-from celery_unique.stores.record import State, letters, terminal_letters
+from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.record import State
 
 from . import conflicts
-from .overlapped_acquire import NotAdmitted, NotAnswered
-from .request import (
-    Attempt,
-    Begin,
-    PublishOutcome,
-    Send,
-    SendWhen,
-    changed_delay,
-    claim_of,
-    window_ms,
-)
+from .overlapped_acquire import NotAdmitted, PendingHeader, patch_create_task_message
+from .request import PublishOutcome, PublishRequest
 from .results import CallOutcome
-from .store_client import Asking, Remembered
+from .store_client import REMEMBERED, AcquireFailed, CallerStoreClient
 
-#: How long a duplicate of an unconfirmed holder waits before it looks again.
-LOOK_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
-#: How often a call asks anew when the holder it was told of has vanished.
+#: How long a duplicate of an unconfirmed holder waits before it reads the record again.
+READ_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
+#: How often a call acquires again when the holder that it found has vanished.
 ROUNDS = 5
 #: A holder that has waited this long may have lost its message to a purge.
 LONG_WAIT_MS = 3_600_000
 
+Confirm = Callable[[PublishRequest, str], None]
 
-class UniqueTaskCoordinator(Asking):
-    """Everything this library does with one lock store for callers."""
 
-    def __init__(
-        self, app: Any, settings: UniqueSettings, store: LockStore, leases: Leases
-    ) -> None:
-        super().__init__(app, store)
+class UniqueTaskCoordinator:
+    """What this library does for the callers of one app."""
+
+    def __init__(self, app: Any, settings: UniqueSettings, store: LockStore) -> None:
+        self.app = app
         self.settings = settings
-        self.leases = leases
-        #: Keys that were taken when they were last asked for, and probably still are: a message
-        #: that is made for nothing costs more than waiting for the answer.
-        self._taken_lately: Remembered[None] = Remembered()
-        #: Where a send_task of the user's own makes them, nothing waits for the store's answer.
-        self._celery_makes_messages = True
+        self.store = store
+        self.client = CallerStoreClient(app, store)
+        #: Keys that were taken when they were last acquired, and probably still are: a message
+        #: that is built for nothing costs more than waiting for the reply.
+        self._taken_lately: BoundedDict[str, None] = BoundedDict(REMEMBERED)
+        #: Where a send_task of the user builds messages, nothing waits for the store's reply.
+        self._celery_builds_messages = True
 
     @classmethod
     def of(cls, app_state: AppState) -> UniqueTaskCoordinator:
-        return cls(app_state.app, app_state.settings, app_state.store, app_state.leases)
+        return cls(app_state.app, app_state.settings, app_state.store)
 
     def flush(self) -> None:
-        """Nothing waits here: what is told one way is the store's."""
+        """Nothing waits here: fire-and-forget acts are the store's."""
 
     @cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         return self.store.fingerprint()
 
-    # -- the caller ----------------------------------------------------------
+    # -- acquire, publish, confirm ------------------------------------------------------
 
-    def publish(
-        self, attempt: Attempt, send: Send, send_when: SendWhen | None = None
-    ) -> PublishOutcome:
-        """Take the lock and publish, or tell the call who holds it.
+    def publish(self, request: PublishRequest, *, overlap: bool = True) -> PublishOutcome:
+        """Acquire the lock and publish, or return what a call gets whose key is held.
 
-        With ``send_when`` the message is made while the store decides, if the store can do that.
+        With ``overlap`` the message is built while the store decides, if the store can do that.
         """
-        begin: Begin | None = getattr(self.store, "begin_acquire", None)
-        if attempt.key in self._taken_lately or not self._celery_makes_messages:
-            begin = None
+        overlaps = overlap and self._overlaps(request)
         for _ in range(ROUNDS):
             began = time.monotonic()
             try:
-                if send_when is not None and begin is not None:
-                    made = self._publish_when_admitted(attempt, begin, send_when, began)
+                if overlaps:
+                    made = self._publish_while_acquiring(request, began)
+                    if isinstance(made, PublishOutcome):
+                        return made
                 else:
-                    made = self.acquire(attempt)
-            except NotAnswered as silence:
-                return self.without_store(attempt, send, silence.error)
-            if isinstance(made, PublishOutcome):
-                return made
+                    made = self.client.acquire(request)
+            except AcquireFailed as failed:
+                return self.publish_without_store(request, failed.error)
             if made.outcome == "created":
-                return self.publish_created(attempt, made, send, began)
-            settled = self.settle_conflict(attempt, made, send)
-            if settled is not None:
-                return settled
+                return self.publish_acquired(request, made, began)
+            outcome = self.settle_conflict(request, made)
+            if outcome is not None:
+                return outcome
         # The holders vanished as fast as they came, or one in a canvas, of which no copy may be
         # published, stays unconfirmed: publish rather than lose the call.
-        return self._publish_unlocked(attempt, send, "its holder vanished or is not published yet")
+        return self._publish_unlocked(request, "its holder vanished or is not published yet")
 
-    def _publish_when_admitted(
-        self, attempt: Attempt, begin: Begin, send_when: SendWhen, began: float
-    ) -> PublishOutcome | Acquired:
-        """Have the message made, and sent if the store answers that the lock is taken."""
-        answer = self.ask(attempt, begin)
-
-        def admit() -> LockHeader:
-            acquired = answer.heard()
-            if acquired.outcome != "created":
-                raise NotAdmitted
-            return self._admitted(attempt, acquired, began)
-
-        try:
-            result = send_when(attempt.task_id, admit)
-        except NotAdmitted:
-            return answer.heard()
-        except NotAnswered:
-            raise
-        except BaseException:
-            self.withdraw_asked(attempt, answer)
-            raise
-        if not answer.was_awaited:
-            # Somebody's own way to make messages: this one is out, and nobody would give its
-            # lock back, since it has no header. The next one gets it before it is made.
-            self._celery_makes_messages = False
-            self.withdraw_asked(attempt, answer)
-            reporting.unlocked(
-                attempt.task_name, attempt.task_id, "its message is not Celery's own"
-            )
-            return PublishOutcome(
-                attempt.task_id, CallOutcome("bypassed", False, attempt.key), result
-            )
-        acquired = answer.heard()
-        if acquired.outcome != "created":  # what would have said so did not get through
-            return acquired
-        return self._published(attempt, acquired, result, self.confirm)
-
-    def header(
-        self, attempt: Attempt, task_id: str, created_at: int = 0, outcome: str = "created"
-    ) -> LockHeader:
-        """What the message tells a worker of the lock."""
-        return LockHeader(
-            task_id=task_id,
-            key=attempt.key,
-            namespace=self.settings.namespace,
-            store=self._fingerprint,
-            created_at=created_at,
-            window_ms=attempt.keep_ms or window_ms(attempt.policy),
-            keep=terminal_letters(letters(attempt.policy.states)),
-            arguments=attempt.arguments,
-            outcome="" if outcome == "created" else outcome,
-        )
-
-    def publish_created(
+    def publish_acquired(
         self,
-        attempt: Attempt,
+        request: PublishRequest,
         acquired: Acquired,
-        send: Send,
         began: float,
-        confirm: Callable[[Attempt, str], None] | None = None,
+        confirm: Confirm | None = None,
     ) -> PublishOutcome:
-        """The lock was taken at ``began``: send the message, or give the lock back."""
+        """The lock was acquired at ``began``: send the message, or release the lock."""
         try:
-            header = self._admitted(attempt, acquired, began)
-            result = send(attempt.task_id, header, changed_delay(attempt, acquired))
+            header = self._admit(request, acquired, began)
+            result = request.send(request.task_id, header, request.changed_delay(acquired))
         except BaseException:
-            self.give_back(attempt)
+            self.client.withdraw(request)
             raise
-        return self._published(attempt, acquired, result, confirm or self.confirm)
+        return self._confirm(request, acquired, result, confirm or self.client.confirm)
 
-    def _admitted(self, attempt: Attempt, acquired: Acquired, began: float) -> LockHeader:
+    def _admit(self, request: PublishRequest, acquired: Acquired, began: float) -> LockHeader:
         """The header of the message that may now be sent."""
-        if (time.monotonic() - began) * 1000 > attempt.grace_ms / 2:
-            # So slow that the grace could end before the message is out.
-            self.store.acquire(attempt.key, replace(claim_of(attempt), again=True))
-        outcome = self._facts(attempt, acquired).outcome
-        return self.header(attempt, attempt.task_id, acquired.now, outcome)
+        if (time.monotonic() - began) * 1000 > request.grace_ms / 2:
+            # So slow that the grace could end before the message is sent.
+            self.store.acquire(request.key, replace(request.claim(), again=True))
+        outcome = self._facts(request, acquired).outcome
+        return request.header(request.task_id, self.fingerprint, acquired.now, outcome)
 
-    def _facts(self, attempt: Attempt, acquired: Acquired) -> CallOutcome:
-        on_conflict, parent = attempt.policy.on_conflict, attempt.parent_id
-        return conflicts.admitted(attempt.key, acquired, on_conflict, parent)
+    def _facts(self, request: PublishRequest, acquired: Acquired) -> CallOutcome:
+        if acquired.after or acquired.replaced:
+            on_conflict, parent = request.policy.on_conflict, request.parent_id
+            return conflicts.admitted(request.key, acquired, on_conflict, parent)
+        return CallOutcome("created", False, request.key)
 
-    def _published(
-        self,
-        attempt: Attempt,
-        acquired: Acquired,
-        result: Any,
-        confirm: Callable[[Attempt, str], None],
+    def _confirm(
+        self, request: PublishRequest, acquired: Acquired, result: Any, confirm: Confirm
     ) -> PublishOutcome:
-        confirm(attempt, attempt.task_id)
-        self._taken_lately.pop(attempt.key, None)
-        facts = self._facts(attempt, acquired)
-        reporting.acquired(self.app, attempt.task_name, attempt.task_id, attempt.key, facts.outcome)
-        for task_id in acquired.replaced:
-            reporting.superseded(self.app, attempt.task_name, task_id, attempt.key, attempt.task_id)
-        # The others get this task's outcome.
+        confirm(request, request.task_id)
+        self._taken_lately.pop(request.key, None)
+        facts = self._facts(request, acquired)
+        name, task_id, key = request.task_name, request.task_id, request.key
+        reporting.acquired(self.app, name, task_id, key, facts.outcome)
+        for replaced in acquired.replaced:
+            reporting.superseded(self.app, name, replaced, key, task_id)
+        # The others share this task's outcome.
         ended = tuple(i for i in acquired.replaced if i not in acquired.followers)
-        return PublishOutcome(attempt.task_id, facts, result, ended)
+        return PublishOutcome(task_id, facts, result, ended)
 
-    def without_store(
-        self, attempt: Attempt, send: Send, error: StoreUnavailable
-    ) -> PublishOutcome:
-        """No answer. The lock may have been taken all the same, so what follows is told to
-        the store in the background: the caller has waited long enough."""
-        if self.settings.on_store_error == "publish" or attempt.continues:
-            published = self._publish_unlocked(attempt, send, "the lock store did not answer")
-            # Not given back: the mark of that would drop the very task that is published.
-            self.tell_later(
-                error,
-                f"confirm that {attempt.task_name}[{attempt.task_id}] is published",
-                lambda: self.store.confirm(attempt.key, attempt.task_id, attempt.lease_ms),
-                attempt,
+    def _overlaps(self, request: PublishRequest) -> bool:
+        """Whether Celery can build the message while the store decides."""
+        # The message of a replacement depends on what it replaces, and Celery uses the broker
+        # for messages that are to be delayed.
+        if request.run or request.delay_ms or request.policy.on_conflict in REPLACING:
+            return False
+        if request.key in self._taken_lately or not self._celery_builds_messages:
+            return False
+        if request.app_state.sends_sent_events or not hasattr(self.store, "begin_acquire"):
+            return False
+        amqp = self.app.amqp
+        return hasattr(amqp.create_task_message, "admits") or patch_create_task_message(amqp)
+
+    def _publish_while_acquiring(
+        self, request: PublishRequest, began: float
+    ) -> PublishOutcome | Acquired:
+        """Have Celery build the message, and send it if the lock is acquired."""
+        begin = self.store.begin_acquire  # type: ignore[attr-defined]
+        header = PendingHeader(
+            self.client.begin_acquire(request, begin),
+            lambda acquired: self._admit(request, acquired, began),
+        )
+        try:
+            result = request.send(request.task_id, header, None)
+        except NotAdmitted:
+            return header.receive()
+        except AcquireFailed:
+            raise
+        except BaseException:
+            self._withdraw_pending(request, header)
+            raise
+        if not header.is_received:
+            # The user's own code builds messages: this one is published without a header, so
+            # that nothing would release its lock. The next one is acquired before it is built.
+            self._celery_builds_messages = False
+            self._withdraw_pending(request, header)
+            reporting.unlocked(
+                request.task_name, request.task_id, "its message is not Celery's own"
             )
-            return published
-        self.give_back_later(attempt, error)
-        raise error
-
-    def _publish_unlocked(self, attempt: Attempt, send: Send, why: str) -> PublishOutcome:
-        """Publish although the lock is not certain, or surely not there."""
-        self._say_unlocked(attempt, why)
-        header = self.header(attempt, attempt.task_id, 0, "bypassed")
-        result = send(attempt.task_id, header, None)
-        self.remember(attempt.task_id, attempt.key)
-        return PublishOutcome(attempt.task_id, CallOutcome("bypassed", False, attempt.key), result)
-
-    def _say_unlocked(self, attempt: Attempt, why: str) -> None:
-        say = reporting.unlocked_run if attempt.eager else reporting.unlocked
-        say(attempt.task_name, attempt.task_id, why)
-
-    # -- conflicts -----------------------------------------------------------
-
-    def settle_conflict(
-        self, attempt: Attempt, acquired: Acquired, send: Send
-    ) -> PublishOutcome | None:
-        """The answer to a call whose key is held, or None: ask again."""
-        self._taken_lately.remember(attempt.key, None)
-        assert acquired.holder is not None
-        holder = self._known_here(acquired.holder, acquired.now)
-        if holder.arguments != attempt.arguments:
-            raise IdempotencyKeyConflict(attempt.task_name, key=attempt.key)
-        if acquired.outcome in ("joined", "ended"):
-            return self._follow(attempt, acquired, holder)
-        if attempt.bypasses(holder.task_id):
-            # Somebody waits for this very id, so it may not be answered with another's.
-            why = f"task {holder.task_id} holds its key, but somebody waits for this very call"
-            self._say_unlocked(attempt, why)
-            result = send(attempt.task_id, None, None)
             return PublishOutcome(
-                attempt.task_id, CallOutcome("bypassed", False, attempt.key), result
+                request.task_id, CallOutcome("bypassed", False, request.key), result
             )
-        # A duplicate may only name a task that is really published, or a publish that
-        # then fails would take this call with it. A rejection promises nothing.
+        acquired = header.receive()
+        if acquired.outcome != "created":  # the exception that said so did not get through
+            return acquired
+        return self._confirm(request, acquired, result, self.client.confirm)
+
+    def _withdraw_pending(self, request: PublishRequest, header: PendingHeader) -> None:
+        """The call is not made after all: release what it may have acquired."""
+        try:
+            self.client.withdraw_acquired(request, header.receive())
+        except (StoreUnavailable, AcquireFailed):
+            self.client.withdraw_later(request)
+        except BaseException:
+            if header.acquired is not None:
+                raise
+            # It was interrupted, which is why we are here, and is already being withdrawn.
+
+    # -- without a lock -------------------------------------------------------------------
+
+    def publish_without_store(
+        self, request: PublishRequest, error: StoreUnavailable
+    ) -> PublishOutcome:
+        """The store did not reply, and may have acquired the lock. What follows is sent to it in
+        the background: the caller has waited long enough."""
+        if self.settings.on_store_error != "publish" and not continues(request.parent):
+            self.client.withdraw_later(request, error)
+            raise error
+        outcome = self._publish_unlocked(request, "the lock store did not answer")
+        self.client.confirm_later(request, error)
+        return outcome
+
+    def _publish_unlocked(self, request: PublishRequest, why: str) -> PublishOutcome:
+        """Publish although the lock is uncertain, or not held."""
+        header = request.header(request.task_id, self.fingerprint, 0, "bypassed")
+        outcome = self._bypass(request, header, why)
+        self.client.published.remember(request.task_id, request.key)
+        return outcome
+
+    def _bypass(
+        self, request: PublishRequest, header: LockHeader | None, why: str
+    ) -> PublishOutcome:
+        report = reporting.unlocked_run if request.run else reporting.unlocked
+        report(request.task_name, request.task_id, why)
+        result = request.send(request.task_id, header, None)
+        return PublishOutcome(request.task_id, CallOutcome("bypassed", False, request.key), result)
+
+    # -- conflicts --------------------------------------------------------------------------
+
+    def settle_conflict(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome | None:
+        """What a call gets whose key is held, or None: acquire again."""
+        self._taken_lately.remember(request.key, None)
+        assert acquired.holder is not None
+        holder, now = acquired.holder, acquired.now
+        if holder.state is State.PENDING and holder.task_id in self.client.published:
+            holder = _published(holder, now)  # the confirmation has not reached the store yet
+        if holder.arguments != request.arguments:
+            raise IdempotencyKeyConflict(request.task_name, key=request.key)
+        if acquired.outcome in ("joined", "ended"):
+            # A pending holder needs no help, other than for a plain duplicate: the whole message
+            # of the call is in the store. If the holder is never published, its grace lapses or it
+            # is withdrawn, and the first of its followers is published instead.
+            self._report_conflict(request, holder, now)
+            reporting.joined(request.task_name, request.task_id, holder)
+            facts = conflicts.joined(request.key, holder)
+            ended = acquired.outcome == "ended"
+            return PublishOutcome(request.task_id, facts, follows=holder.task_id, ended=ended)
+        if request.bypasses is not None and request.bypasses(holder.task_id):
+            # The very id of the call is awaited, so that another's cannot be returned.
+            why = f"task {holder.task_id} holds its key, but this very call is awaited"
+            return self._bypass(request, None, why)
+        # A duplicate may only name a task that is surely published, or a publish that then fails
+        # would take this call with it. A rejection promises nothing.
         if acquired.outcome == "duplicate" or holder.abandoned:
-            published = self._surely_published(attempt, holder, acquired.now, send)
+            published = self._surely_published(request, holder, now)
             if published is None:
                 return None
             holder = published
-        self._report_conflict(attempt, holder, acquired.now)
+        self._report_conflict(request, holder, now)
         conflict = conflicts.Conflict(
-            attempt.task_name,
-            attempt.key,
+            request.task_name,
+            request.key,
             holder,
             self.settings.conceal_holder,
-            by_idempotency_key=bool(attempt.arguments),
+            by_idempotency_key=bool(request.arguments),
         )
-        facts = conflicts.resolve(attempt.policy.on_conflict, conflict)
-        return PublishOutcome(holder.task_id, facts)
+        return PublishOutcome(
+            holder.task_id, conflicts.resolve(request.policy.on_conflict, conflict)
+        )
 
-    def _report_conflict(self, attempt: Attempt, holder: Holder, now: int) -> None:
+    def _report_conflict(self, request: PublishRequest, holder: Holder, now: int) -> None:
         waited = 0  # in the queue: one that runs, or waits for its ETA, is where it belongs
         if holder.state is State.AVAILABLE:
             waited = max(0, now - max(holder.created_at, holder.eta))
-        reporting.conflict(self.app, attempt.task_name, holder, attempt.key, attempt.policy, waited)
+        reporting.conflict(self.app, request.task_name, holder, request.key, request.policy, waited)
         if waited > LONG_WAIT_MS:
-            reporting.long_wait(attempt.task_name, holder, waited)
-        if holder.task_id == attempt.task_id:
-            reporting.held_by_itself(attempt.task_name, holder)
+            reporting.long_wait(request.task_name, holder, waited)
+        if holder.task_id == request.task_id:
+            reporting.held_by_itself(request.task_name, holder)
 
-    def _follow(self, attempt: Attempt, acquired: Acquired, holder: Holder) -> PublishOutcome:
-        """The call keeps its own id and gets the holder's outcome.
-
-        A pending holder needs no help here, other than for a plain duplicate: the call's
-        whole message is in the store. If the holder is never published, its grace lapses or
-        it is given back, and the first of its followers is published in its place.
-        """
-        self._report_conflict(attempt, holder, acquired.now)
-        reporting.joined(attempt.task_name, attempt.task_id, holder)
-        facts = conflicts.joined(attempt.key, holder)
-        ended = acquired.outcome == "ended"
-        return PublishOutcome(attempt.task_id, facts, follows=holder.task_id, ended=ended)
-
-    def _known_here(self, holder: Holder, now: int) -> Holder:
-        """The holder as this process knows it: the store may not have heard of its own publish."""
-        if holder.state is State.PENDING and holder.task_id in self._published_here:
-            return _published(holder, now)
-        return holder
-
-    def _surely_published(
-        self, attempt: Attempt, holder: Holder, now: int, send: Send
-    ) -> Holder | None:
-        """The holder as it is once its message is surely out, or None: ask again."""
-        if holder.abandoned and (attempt.own_life or attempt.eager):
-            return holder  # it has no message that could stand for the holder's
+    def _surely_published(self, request: PublishRequest, holder: Holder, now: int) -> Holder | None:
+        """The holder once its message is surely published, or None: acquire again."""
+        if holder.abandoned and (request.follower is not None or request.run is not None):
+            return holder  # the call has no message that could replace the holder's
         if holder.state is not State.PENDING and not holder.abandoned:
             return holder
         try:
             if holder.abandoned:
-                return self._publish_again(attempt, holder, now, send)
-            return self._wait_or_help(attempt, holder, now, send)
+                return self._publish_again(request, holder, now)
+            return self._wait_or_help(request, holder, now)
         except StoreUnavailable as error:
-            self.say_store_error("help", error, attempt)
+            self.client.report_error("help", error, request)
             return holder if holder.abandoned else None
 
-    def _publish_again(
-        self, attempt: Attempt, holder: Holder, now: int, send: Send
-    ) -> Holder | None:
-        """The worker that had the holder's message is dead. The broker may deliver it again
-        much later, so the own message goes out under the holder's id: one of the two runs."""
-        verdict = self.store.help(attempt.key, holder.task_id, attempt.grace_ms)
+    def _publish_again(self, request: PublishRequest, holder: Holder, now: int) -> Holder | None:
+        """The worker that had the holder's message is dead. The broker may deliver that again much
+        later, so the message of this call is published under the holder's id: one of them runs."""
+        verdict = self.store.help(request.key, holder.task_id, request.grace_ms)
         if verdict == "go":
-            reporting.published_again(attempt.task_name, holder.task_id)
-            published = Held(attempt.key, holder.task_id, "", attempt.lease_ms, returned=True)
-            header = self.header(attempt, holder.task_id)
+            reporting.published_again(request.task_name, holder.task_id)
+            published = Held(request.key, holder.task_id, "", request.lease_ms, returned=True)
+            header = request.header(holder.task_id, self.fingerprint)
             try:
-                send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
+                request.send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
             except BaseException:
-                # Nothing went out: the next call is to try it at once.
-                self._say_held(attempt, replace(published, lease_ms=0, held_ms=1))
+                # Nothing was published: the next call is to try it immediately.
+                self._renew_holder(request, replace(published, lease_ms=0, held_ms=1))
                 raise
-            self._say_held(attempt, published)
+            self._renew_holder(request, published)
         return None if verdict == "again" else holder
 
-    def _say_held(self, attempt: Attempt, held: Held) -> None:
+    def _renew_holder(self, request: PublishRequest, held: Held) -> None:
         try:
             self.store.renew([held])
-        except StoreUnavailable as error:  # it counts as dead once the grace is over
-            self.say_store_error("help", error, attempt)
+        except StoreUnavailable as error:  # it counts as dead once the grace has passed
+            self.client.report_error("help", error, request)
 
-    def _wait_or_help(
-        self, attempt: Attempt, holder: Holder, now: int, send: Send
-    ) -> Holder | None:
-        for pause in LOOK_AGAIN_AFTER_S:
+    def _wait_or_help(self, request: PublishRequest, holder: Holder, now: int) -> Holder | None:
+        for pause in READ_AGAIN_AFTER_S:
             time.sleep(pause)
-            record, now = self.store.read(attempt.key)
+            record, now = self.store.read(request.key)
             task = record.tasks.get(holder.task_id)
             if task is None:
                 return None
-            if task.state != "p":
+            if not task.pending:
                 return holder_of(holder.task_id, task, now)
-        verdict = self.store.help(attempt.key, holder.task_id)
+        verdict = self.store.help(request.key, holder.task_id)
         if verdict == "go":
-            # The own message under the holder's id: the gate and the done mark make a
+            # The message of this call under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
-            send(holder.task_id, self.header(attempt, holder.task_id), None)
-            self.confirm(attempt, holder.task_id)
+            request.send(holder.task_id, request.header(holder.task_id, self.fingerprint), None)
+            self.client.confirm(request, holder.task_id)
         return None if verdict == "again" else _published(holder, now)
 
 
 def _published(holder: Holder, now: int) -> Holder:
-    """A pending holder, shown as what it is now that its message is out."""
+    """A pending holder in the state that it has now that its message is published."""
     waits = State.SCHEDULED if holder.eta > now else State.AVAILABLE
     return replace(holder, state=waits)

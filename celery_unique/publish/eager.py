@@ -1,4 +1,4 @@
-"""Eager calls: carried out on the spot, with a lock only where ``unique_eager`` asks for it."""
+"""Eager calls: they run in the calling process, with a lock only under ``unique_eager``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import LockHeader
-from celery_unique.keys.identity import check_key, policy_for
+from celery_unique.keys.identity import check_key
 from celery_unique.policy.layers import take_call_options
-from celery_unique.stores.record import LETTER_OF, State
+from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.record import State, is_kept
 from celery_unique.worker.lock_client import WorkerLockClient
 
 from .coordinator import UniqueTaskCoordinator
-from .joining import CANVAS, FOLLOWING, fails_under_its_id
-from .request import Attempt, current_request, policy_of, prepare
+from .joining import JOINING, fails_under_its_id
+from .request import CANVAS, PublishRequest, current_request, policy_of, prepare
 from .results import CallOutcome, UniqueEagerResult, eager_result, with_facts
-from .store_client import Remembered
+from .store_client import REMEMBERED
 
 #: The parameters of ``Task.apply`` after the first two, for callers that give them by position.
 _PARAMETERS = (
@@ -50,9 +51,9 @@ Apply = Callable[..., Any]
 _running: dict[str, str] = {}
 
 #: What ended in this process and still holds its key, by id: a duplicate has the same outcome.
-_ended: Remembered[EagerResult] = Remembered()
+_ended: BoundedDict[str, EagerResult] = BoundedDict(REMEMBERED)
 
-#: Celery's eager canvases. They call their members as anybody calls ``apply``.
+#: Celery's eager canvases. They call ``apply`` of their members, as any caller.
 _CANVASES = (_chain.apply.__code__, group.apply.__code__, _chord.apply.__code__)
 
 
@@ -62,12 +63,12 @@ def around_apply(app_state: AppState, task: Any, original: Apply) -> Apply:
     def apply(args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         options.update(zip(_PARAMETERS, positional, strict=False))
         ours = take_call_options(options)
-        if options.get("task_id") in _running:  # a retry: it goes on as the first attempt began
+        if options.get("task_id") in _running:  # a retry: it continues as the first attempt began
             return eager_result(original(args, kwargs, **options))
         if app_state.settings.eager:
             return _call(app_state, task, original, args, kwargs, ours, options)
         # Wrong options are errors in eager test suites too, or they would hide them.
-        policy_for(policy_of(app_state, task.name, task, ours)[0], task.name, ours)
+        policy_of(app_state, task.name, task, ours)
         check_key(task.name, ours)
         return eager_result(original(args, kwargs, **options))
 
@@ -85,48 +86,46 @@ def _call(
 ) -> UniqueEagerResult:
     run = partial(original, args, kwargs)
     try:
-        attempt = prepare(app_state, task.name, task, args, kwargs, ours, options)
-        if attempt is None:
+        request = prepare(app_state, original, task.name, args, kwargs, ours, options, task)
+        if request is None:
             return eager_result(run(**options))
-        return _locked(app_state, task, attempt, run, options)
+        request.run = partial(_run, app_state, task, request.key, run, options)
+        return _locked(app_state, task, request)
     except CeleryUniqueError as error:
         # Of a callback it would be the error of the task which has just succeeded, and of a
         # member of a group that of all its members.
-        goes_on = continues(current_request(app_state))
-        if not goes_on and not fails_under_its_id(error, options):
+        if not (continues(current_request(app_state)) or fails_under_its_id(error, options)):
             raise
         options = {**options, "task_id": options.get("task_id") or uuid(), "ignore_result": True}
         fail_link(app_state.app, task.name, options, error)
         return UniqueEagerResult(options["task_id"], error, states.FAILURE, None, task.name)
 
 
-def _locked(
-    app_state: AppState, task: Any, attempt: Attempt, run: Apply, options: dict[str, Any]
-) -> UniqueEagerResult:
-    send = partial(_run, app_state, task, attempt.key, run, options)
-    if attempt.parent_id and _running.get(attempt.parent_id) == attempt.key:
-        # Its own successor, which cannot wait here: what it would come after waits for it.
+def _locked(app_state: AppState, task: Any, request: PublishRequest) -> UniqueEagerResult:
+    options, parent_id = request.options, request.parent_id
+    if parent_id and _running.get(parent_id) == request.key:
+        # Its own successor, which cannot wait here: its predecessor waits for it.
         reporting.unlocked_run(
-            task.name, attempt.task_id, "it is called by the task it comes after"
+            task.name, request.task_id, "it is called by the task it comes after"
         )
-        result = send(attempt.task_id, None, None)
-        return _told(result, CallOutcome("bypassed", False, attempt.key))
-    in_canvas = attempt.policy.on_conflict in FOLLOWING and _is_in_canvas(options)
-    waited_for = _is_waited_for(attempt, options)
+        result = request.send(request.task_id, None, None)
+        return _with_facts(result, CallOutcome("bypassed", False, request.key))
+    in_canvas = request.policy.on_conflict in JOINING and _is_in_canvas(options)
+    awaited = _is_awaited(request)
 
     def bypasses(holder_id: str) -> bool:
-        """A duplicate that somebody waits for is carried out: there is nobody to follow."""
-        return waited_for or (in_canvas and holder_id not in _ended)
+        """A duplicate that is awaited runs: there is no holder to follow."""
+        return awaited or (in_canvas and holder_id not in _ended)
 
-    attempt = replace(attempt, bypasses=bypasses, eager=True)
-    published = app_state.part(UniqueTaskCoordinator).publish(attempt, send)
-    result = published.result
+    request.bypasses = bypasses
+    outcome = app_state.part(UniqueTaskCoordinator).publish(request)
+    result = outcome.result
     if result is None:
-        result = _outcome_of(published.task_id, task.name)
-    return _told(result, published.facts)
+        result = _outcome_of(outcome.task_id, task.name)
+    return _with_facts(result, outcome.facts)
 
 
-def _told(result: Any, facts: CallOutcome) -> UniqueEagerResult:
+def _with_facts(result: Any, facts: CallOutcome) -> UniqueEagerResult:
     return with_facts(eager_result(result), facts)  # type: ignore[no-any-return]
 
 
@@ -138,20 +137,20 @@ def _outcome_of(holder_id: str, task_name: str) -> UniqueEagerResult:
     return UniqueEagerResult(*ended.__reduce_args__())
 
 
-def _is_waited_for(attempt: Attempt, options: Mapping[str, Any]) -> bool:
-    """Whether somebody waits for the call's own callbacks, or for its very id."""
-    # Whoever asks for an error knows that the callbacks will not fire.
-    rejects = attempt.policy.on_conflict == "reject"
+def _is_awaited(request: PublishRequest) -> bool:
+    """Whether the call's own callbacks, or its very id, are awaited."""
+    # A caller that prefers an error knows that the callbacks will not fire.
+    options, rejects = request.options, request.policy.on_conflict == "reject"
     if not rejects and (options.get("link") or options.get("link_error")):
         return True
-    # The caller's own id, for its retry or for what it is replaced by.
-    return attempt.parent_id is not None and options.get("task_id") == attempt.parent_id
+    # The id of the task that calls, for its retry or its replacement.
+    return request.parent is not None and options.get("task_id") == request.parent.id
 
 
 def _is_in_canvas(options: Mapping[str, Any]) -> bool:
-    """Whether a chain, group or chord makes this call: it goes on with what the call returns.
+    """Whether a chain, group or chord makes this call: it continues with what the call returns.
 
-    Celery tells that only to members of groups: of the others only the stack knows.
+    Celery passes that only to members of groups: for the others only the stack shows it.
     """
     if any(options.get(name) for name in CANVAS):
         return True
@@ -172,9 +171,8 @@ def _run(
     options: Mapping[str, Any],
     task_id: str,
     header: LockHeader | None,
-    _delay: int | None,
 ) -> Any:
-    """In place of a publish: start, run and finish under the lock that was just taken."""
+    """Instead of a publish: start, run and finish under the lock that was just acquired."""
     run = partial(run, **{**options, "task_id": task_id})
     _running[task_id] = key
     try:
@@ -198,6 +196,6 @@ def _run_held(app_state: AppState, task: Any, run: Apply, header: LockHeader) ->
         result = EagerResult(task_id, error, states.FAILURE, None, task.name)
         raise
     finally:
-        if LETTER_OF[end] in header.keep and result is not None:
+        if is_kept(end, header.keep) and result is not None:
             _ended.remember(task_id, result)
         app_state.part(WorkerLockClient).finish(header, task.name, end)

@@ -1,77 +1,57 @@
+"""Duplicates that join the holder: they keep their own id and share the holder's outcome."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from celery_unique.config.app_state import AppState
+from celery import states
+
+from celery_unique import reporting
 from celery_unique.exceptions import DuplicateTask
 from celery_unique.followers.call import FollowerCall
+from celery_unique.followers.complete import Outcome, complete, stored_outcome
 
-from .coordinator import UniqueTaskCoordinator
-from .request import Outgoing
+from .request import CANVAS, PublishOutcome, PublishRequest, is_awaited, is_in_canvas
 
-#: Options by which somebody waits for the very id of a call.
-CANVAS = ("chord", "group_id", "chain")
-
-#: How a duplicate may follow: under the others it is an error, or takes the holder's place.
-FOLLOWING = ("ignore", "rerun")
+#: Strategies under which a duplicate joins: under the others it raises or replaces the holder.
+JOINING = ("ignore", "rerun")
 
 
-# -- calls with a life of their own -----------------------------------------------------
-
-
-def has_own_life(options: Mapping[str, Any]) -> bool:
-    """Whether somebody waits for this very id: a canvas, callbacks, or who chose the id."""
-    given = options.get
-    return given("task_id") is not None or is_in_canvas(options)
-
-
-def is_in_canvas(options: Mapping[str, Any]) -> bool:
-    """Whether something goes on, or fails, with this very id: the rest of a canvas, callbacks."""
-    return any(map(options.get, (*CANVAS, "link", "link_error")))
-
-
-def may_follow(app_state: AppState, outgoing: Outgoing) -> Outgoing:
-    """The call with what it takes to follow the task that holds its key, if it may have to."""
-    attempt, options = outgoing.attempt, outgoing.options
-    if attempt is None:
-        return outgoing
-    by_message = _gets_result_by_message(app_state, options)
+def prepare_to_join(request: PublishRequest, store: str) -> None:
+    """Add to the request what it needs to follow the holder of its key. ``store``: the store's
+    fingerprint."""
+    app_state, options = request.app_state, request.options
+    # With rpc:// a result reaches only the caller that its message names, so that each
+    # duplicate needs a message of its own.
+    by_message = app_state.results_by_message and not options.get("ignore_result")
+    awaited = is_awaited(options)
     if by_message:
-        _await_reply(app_state, attempt.task_id, options)
-    own_life = has_own_life(options)
-    if not (by_message or own_life):
-        return outgoing
-    follower = FollowerCall.of(
+        _declare_reply_queue(app_state.app, request.task_id, options)
+    elif not awaited:
+        return
+    request.follower = FollowerCall.of(
         app_state.app,
-        outgoing.name,
-        outgoing.args,
-        outgoing.kwargs,
+        request.task_name,
+        request.args,
+        request.kwargs,
         options,
-        app_state.part(UniqueTaskCoordinator).header(attempt, attempt.task_id),
-        grace_ms=attempt.grace_ms,
-        lease_ms=attempt.lease_ms,
+        request.header(request.task_id, store),
+        grace_ms=request.grace_ms,
+        lease_ms=request.lease_ms,
     )
-    # A caller who may not learn who holds a key may not get its result either.
-    joins = attempt.policy.on_conflict in FOLLOWING and not app_state.settings.conceal_holder
-    join = follower.dumps(app_state.settings.follower_codec) if joins else ""
-    attempt = replace(attempt, join=join, canvas=is_in_canvas(options), own_life=True)
-    return replace(outgoing, attempt=attempt, follower=follower, has_own_life=own_life)
+    settings = app_state.settings
+    # A caller that may not learn who holds a key may not get its result either.
+    if request.policy.on_conflict in JOINING and not settings.conceal_holder:
+        request.join = request.follower.dumps(settings.follower_codec)
+    request.canvas = is_in_canvas(options)
+    request.own_id = awaited
 
 
-def _gets_result_by_message(app_state: AppState, options: Mapping[str, Any]) -> bool:
-    """With rpc:// a result reaches only the caller that its message names: each duplicate
-    needs one of its own."""
-    if options.get("ignore_result"):
-        return False
-    return app_state.results_by_message
-
-
-def _await_reply(app_state: AppState, task_id: str, options: Mapping[str, Any]) -> None:
-    """The queue for replies must be there before the holder can end: Celery declares it
-    when it publishes, and a follower is not published."""
-    app = app_state.app
+def _declare_reply_queue(app: Any, task_id: str, options: Mapping[str, Any]) -> None:
+    """The queue for replies must exist before the holder ends: Celery declares it when it
+    publishes, and a follower is not published."""
     given = options.get("producer") or options.get("publisher")
     with (
         app.producer_or_acquire(given) as producer,
@@ -80,7 +60,37 @@ def _await_reply(app_state: AppState, task_id: str, options: Mapping[str, Any]) 
         app.backend.on_task_call(producer, task_id)
 
 
+def share_outcome(request: PublishRequest, outcome: PublishOutcome) -> PublishOutcome:
+    """Complete a duplicate whose holder has ended: only the caller can. A follower of a live
+    holder is completed by that holder's worker."""
+    if outcome.follows and not outcome.ended:
+        request.app_state.joined_here(outcome.follows)
+        return outcome
+    holder_id = outcome.follows or outcome.task_id
+    if request.follower is None or holder_id == request.task_id:
+        return outcome
+    app, facts = request.app_state.app, outcome.facts
+    shared = stored_outcome(app, request.task_name, holder_id)
+    if shared is None and not request.own_id:
+        # Only a result that is gone, as messages are, kept it from being a plain duplicate.
+        reporting.result_goes_to_another(request.task_name, holder_id)
+        return PublishOutcome(holder_id, replace(facts, outcome="deduplicated"))
+    if shared is None:  # the rest of the canvas waits for a result: raised, not guessed
+        reason = "it has ended and its result is not stored, so that this call cannot share it"
+        error = DuplicateTask(
+            request.task_name,
+            holder_id,
+            facts.holder_state,
+            reason,
+            bool(request.arguments),
+            key=facts.unique_key,
+        )
+        shared = Outcome(states.FAILURE, error)
+    complete(app, request.follower, shared)
+    return PublishOutcome(request.task_id, replace(facts, outcome="joined"))
+
+
 def fails_under_its_id(error: Exception, options: Mapping[str, Any]) -> bool:
     """Whether a refused call ends as a failure under its own id: the other members of its
-    canvas are sent or will be, and wait for it."""
+    canvas are or will be published, and wait for it."""
     return isinstance(error, DuplicateTask) and any(options.get(name) for name in CANVAS)

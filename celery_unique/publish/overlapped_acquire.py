@@ -1,42 +1,48 @@
-"""The answer of the lock store to a call whose message is made meanwhile."""
+"""Messages that Celery builds while the store acquires their locks.
+
+Celery builds a message and sends it in one function, ``send_task``, which calls
+``app.amqp.create_task_message`` in between: there the reply of the lock store is awaited, which
+has mostly arrived by then. A call that is not admitted leaves by an exception, and nothing of it
+is sent: until that moment Celery has not used the broker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.stores.base import Acquired
 
 
 class NotAdmitted(Exception):
-    """The store has not given the lock: the message that was being made is not sent."""
+    """The lock was not acquired: the message that was being built is not sent."""
 
 
-class NotAnswered(Exception):
-    """The store could not be asked for the lock, or did not answer."""
+class PendingHeader(dict[str, Any]):
+    """The header of a message whose lock is being acquired: empty until the call is admitted.
 
-    def __init__(self, error: StoreUnavailable) -> None:
-        super().__init__(error)
-        self.error = error
+    It travels among the headers of the call. A variable of the thread would have to be reset
+    after the call, and a signal could arrive before that.
+    """
 
-
-class Answer:
-    """What the store says to a question that is under way. It is waited for once: whoever asks
-    again is told the same, since the connection may be somebody else's by then."""
-
-    def __init__(self, wait: Callable[[], Acquired]) -> None:
-        self._wait = wait
+    def __init__(
+        self, receive: Callable[[], Acquired], admit: Callable[[Acquired], LockHeader]
+    ) -> None:
+        super().__init__()
+        self._receive = receive
+        self._admit = admit
         self._error: BaseException | None = None
-        self.was_awaited = False
+        self.is_received = False
         self.acquired: Acquired | None = None
 
-    def heard(self) -> Acquired:
-        if not self.was_awaited:
-            self.was_awaited = True
+    def receive(self) -> Acquired:
+        """The reply of the store. It is read once: the connection may be in use by another
+        call afterwards."""
+        if not self.is_received:
+            self.is_received = True
             try:
-                self.acquired = self._wait()
+                self.acquired = self._receive()
             except BaseException as error:
                 self._error = error
                 raise
@@ -45,32 +51,19 @@ class Answer:
             raise self._error
         return self.acquired
 
-
-#: The header of the message, or an exception: asked for again by whoever makes the message again.
-Admit = Callable[[], LockHeader]
-
-
-class AwaitedHeader(dict[str, Any]):
-    """The header of a message that waits for its lock: empty until the call is admitted.
-
-    It goes along with the call, among its headers. A variable of the thread would have to be
-    reset after the call, and a signal could come before that.
-    """
-
-    def __init__(self, admit: Admit) -> None:
-        super().__init__()
-        self._admit = admit
-
-    def admitted(self) -> dict[str, Any]:
-        """The header as the message gets it, or the exception of a call that is not admitted."""
-        packed = self._admit().as_message()
-        self.update(packed)  # for a ``send_task`` that has put its headers into another mapping
+    def admit(self) -> dict[str, Any]:
+        """The header as the message carries it. Raises NotAdmitted for a call that conflicts."""
+        acquired = self.receive()
+        if acquired.outcome != "created":
+            raise NotAdmitted
+        packed = self._admit(acquired).as_message()
+        self.update(packed)  # for a ``send_task`` that has copied its headers
         return packed
 
-    def __copy__(self) -> AwaitedHeader:
+    def __copy__(self) -> PendingHeader:
         return self
 
-    def __deepcopy__(self, _: Any) -> AwaitedHeader:
+    def __deepcopy__(self, _: Any) -> PendingHeader:
         return self
 
     def __reduce__(self) -> Any:
@@ -78,22 +71,20 @@ class AwaitedHeader(dict[str, Any]):
 
 
 def patch_create_task_message(amqp: Any) -> bool:
-    """Whether messages that this object makes wait for their locks, from now on if need be."""
-    make_message = amqp.create_task_message
-    if hasattr(make_message, "admits"):
-        return True
+    """Make messages of this object wait for their locks. False: it does not allow that."""
+    build = amqp.create_task_message
 
     def create_task_message(task_id: str, *args: Any, **options: Any) -> Any:
-        message = make_message(task_id, *args, **options)
+        message = build(task_id, *args, **options)
         headers: Any = options.get("headers")
         header = headers.get(HEADER) if headers else None
-        if isinstance(header, AwaitedHeader):
-            headers[HEADER] = message[0][HEADER] = header.admitted()
+        if isinstance(header, PendingHeader):
+            headers[HEADER] = message[0][HEADER] = header.admit()
         return message
 
     create_task_message.admits = True  # type: ignore[attr-defined]
     try:
         amqp.create_task_message = create_task_message
-    except AttributeError:  # a class of the user's own that lets nobody do this
+    except AttributeError:  # a class of the user that has no such attribute to set
         return False
     return True

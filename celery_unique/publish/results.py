@@ -94,7 +94,8 @@ class UniqueResult(_Facts, AsyncResult):
     def _remember_key(self) -> None:
         from .coordinator import UniqueTaskCoordinator  # which makes results
 
-        state_of(self.app).part(UniqueTaskCoordinator).remember(self.id, self.unique_key or "")
+        client = state_of(self.app).part(UniqueTaskCoordinator).client
+        client.published.remember(self.id, self.unique_key or "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.id, self.backend, self.parent, self._facts)

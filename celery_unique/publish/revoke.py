@@ -47,9 +47,8 @@ def free_keys(app_state: AppState, task_ids: Iterable[str]) -> int:
     began = time.monotonic()
     for task_id in task_ids:
         try:
-            key = app_state.part(UniqueTaskCoordinator).key_of_published(task_id) or _search(
-                app_state, task_id, began
-            )
+            published = app_state.part(UniqueTaskCoordinator).client.published
+            key = published.get(task_id) or _search(app_state, task_id, began)
             if key is not None and cancel(app_state, key, task_id):
                 freed += 1
         except CeleryUniqueError as error:

@@ -2,23 +2,29 @@
 
 The facts go into the meta that Celery writes anyway, in the same write. Backends that keep
 the whole meta (Redis, files, caches, ``rpc://``) need nothing else. The database backend
-keeps columns: of these, ``stamps`` is made for facts that a message brings along. A reader
+keeps columns: of these, ``stamps`` is for facts that come with a message. A reader
 that does not know this library sees one more field, or one more stamp.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from celery.app.task import Context
+
+from celery_unique.followers.complete import reason_of
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.keys.digest import short_key
 
-#: On a request whose lock was given back: how many calls its task has answered.
+logger = logging.getLogger("celery_unique")
+
+#: On a request whose lock was released: how many calls its task has answered.
 DUPLICATES = "unique_duplicates"
-#: On the request of a task that was superseded: the id that took its place.
+#: On the request of a task that was superseded: the id that replaced it.
 SUPERSEDED_BY = "unique_superseded_by"
 
 _CARRIES = "_celery_unique_carries"
@@ -30,13 +36,13 @@ _COLUMNS = frozenset({"name", "args", "kwargs", "worker", "retries", "queue", "s
 class StoredUnique:
     """``result.unique``: what is stored of a unique task beside its result."""
 
-    #: The beginning of the key, enough to tell it from others.
+    #: The beginning of the key, enough to distinguish it.
     key: str
     #: What became of the call that published the task, as ``result.outcome``.
     outcome: str = "created"
     #: How many calls it had answered when it ended; None before that.
     duplicates: int | None = None
-    #: The id that took its place.
+    #: The id that replaced it.
     superseded_by: str | None = None
 
 
@@ -93,6 +99,34 @@ def _carry_in_meta(backend: Any) -> None:
         return meta if facts is None else {**meta, HEADER: facts}
 
     backend._get_result_meta = get_result_meta
+
+
+def mark_superseded(
+    app: Any, task_id: str, by: str, options: Mapping[str, Any], key: str | None = None
+) -> None:
+    """Store REVOKED for a replaced task, so that its result need not wait for its message.
+
+    The worker that receives the message drops it, and sends the event and the signal.
+    """
+    if options.get("ignore_result"):
+        return
+    task = options.get("task_type")
+    backend = task.backend if task is not None else app.backend
+    reason = reason_of("superseded", by)
+    try:
+        request = _superseded_request(task_id, by, key) if key is not None else None
+        backend.mark_as_revoked(task_id, reason, request=request, store_result=True)
+    except Exception:
+        # The replacement is published, and the call returns it whatever becomes of the old
+        # result. The worker stores that again when it receives the message.
+        logger.warning("the result of superseded task %s is not stored yet", task_id, exc_info=True)
+
+
+def _superseded_request(task_id: str, by: str, key: str) -> Context:
+    """As much of a request as is needed for what is stored beside the result."""
+    request = Context({"id": task_id, HEADER: LockHeader(task_id, key).as_message()})
+    request.__dict__[SUPERSEDED_BY] = by
+    return request
 
 
 # -- the database backend ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Do not ask a store that has just proved to be silent."""
+"""Circuit breaker for the lock store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 
-from .base import LockStore, shard_of
+from .base import LockStore
 
 Reply = TypeVar("Reply")
 
@@ -19,7 +19,7 @@ OPEN_FOR_S = 5.0
 
 
 class StoreSkipped(StoreUnavailable):
-    """The store was not even asked: nothing can have happened in it."""
+    """The circuit is open, and the store was not used: nothing can have happened in it."""
 
 
 class Breaker:
@@ -30,55 +30,43 @@ class Breaker:
     """
 
     def __init__(self) -> None:
-        self._failures = 0
+        self.failures = 0
         self._closed_again_at = 0.0
         self.failed_at = -math.inf
         self._mutex = threading.Lock()
 
     def run(self, act: Callable[[], Reply]) -> Reply:
-        """Carry ``act`` out, or raise at once while the store is skipped."""
-        self._check()
-        return self.hear(act)
-
-    def ask(self, act: Callable[[], Reply]) -> Reply:
-        """As ``run``, for an act that does not wait for the store's answer: that is heard later."""
-        self._check()
-        return self._counted(act)
-
-    def hear(self, act: Callable[[], Reply]) -> Reply:
-        """Carry ``act`` out in any case: the store has been asked, and this is its answer."""
-        reply = self._counted(act)
-        self.count(None)
-        return reply
-
-    def _counted(self, act: Callable[[], Reply]) -> Reply:
+        """Apply ``act``, or raise immediately while the circuit is open."""
+        self.check()
         try:
-            return act()
+            reply = act()
         except StoreUnavailable as error:
             self.count(error)
             raise
+        self.count(None)
+        return reply
 
     def count(self, error: StoreUnavailable | None) -> None:
-        """The store has answered, or it has not."""
+        """Record that the store has replied, or has not."""
         if error is None or isinstance(error, UnreadableRecord):  # of which one key is wrong
-            if self._failures:
-                self._failures = 0
+            if self.failures:
+                self.failures = 0
             return
         with self._mutex:
-            self._failures += 1
+            self.failures += 1
             self.failed_at = time.monotonic()
             self._closed_again_at = self.failed_at + OPEN_FOR_S
 
     def skips(self) -> StoreSkipped | None:
-        """The error of what is not asked now."""
-        if self._failures < FAILURES_TO_OPEN or time.monotonic() >= self._closed_again_at:
+        """The error of an act while the circuit is open; None while it is closed."""
+        if self.failures < FAILURES_TO_OPEN or time.monotonic() >= self._closed_again_at:
             return None
         return StoreSkipped(
-            f"The lock store failed {self._failures} times in a row and is left alone "
+            f"The lock store failed {self.failures} times in a row and is left alone "
             f"for {OPEN_FOR_S:.0f} seconds. Check that it runs and can be reached."
         )
 
-    def _check(self) -> None:
+    def check(self) -> None:
         error = self.skips()
         if error is not None:
             raise error
@@ -86,14 +74,14 @@ class Breaker:
 
 class Breakers:
     """One breaker for each part of the store that can fail by itself: the dead node of a cluster
-    does not keep the others from being asked. One in all for a store without such parts."""
+    does not keep the others from being used. One in all for a store without such parts."""
 
     def __init__(self, store: LockStore) -> None:
-        self._store = store
-        self._by_shard: dict[str, Breaker] = {}
+        self._shard_of: Callable[[str], str] | None = getattr(store, "shard_of", None)
+        self._by_shard: dict[str, Breaker] = {"": Breaker()}
 
     def of(self, key: str) -> Breaker:
-        shard = shard_of(self._store, key)
+        shard = self._shard_of(key) if self._shard_of is not None else ""
         breaker = self._by_shard.get(shard)
         if breaker is None:  # two threads may make it: the same one for both
             breaker = self._by_shard.setdefault(shard, Breaker())
@@ -101,6 +89,5 @@ class Breakers:
 
     @property
     def failed_at(self) -> float:
-        """When the store, or a part of it, last did not answer."""
-        breakers = list(self._by_shard.values())
-        return max((breaker.failed_at for breaker in breakers), default=-math.inf)
+        """When the store, or a part of it, last did not reply."""
+        return max(breaker.failed_at for breaker in list(self._by_shard.values()))

@@ -51,7 +51,7 @@ def _confirmations_are_slow(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def as_if_published_elsewhere(app: Celery) -> None:
-    state_of(app).part(UniqueTaskCoordinator)._published_here.clear()
+    state_of(app).part(UniqueTaskCoordinator).client.published.clear()
 
 
 @DELAYS

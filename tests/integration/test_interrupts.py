@@ -192,7 +192,7 @@ def shop(
     request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Shop]:
     # A call that meets an unconfirmed lock would wait for it about 90 ms, each time.
-    monkeypatch.setattr(coordinator, "LOOK_AGAIN_AFTER_S", ())
+    monkeypatch.setattr(coordinator, "READ_AGAIN_AFTER_S", ())
     url = "memory://"
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")

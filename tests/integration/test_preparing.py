@@ -426,7 +426,7 @@ def test_a_time_limit_while_the_answer_is_awaited_is_raised_and_frees_the_key(
     flush(app)
     if way == "in one step":
         monkeypatch.setattr(
-            state_of(app).part(UniqueTaskCoordinator), "_celery_makes_messages", False
+            state_of(app).part(UniqueTaskCoordinator), "_celery_builds_messages", False
         )
     read = connections.reply_of
     strikes = [SoftTimeLimitExceeded()]

@@ -462,7 +462,7 @@ def test_calls_that_did_not_ask_the_store_leave_nothing_to_give_back(black_hole:
     for _ in range(20):
         timed(lambda: rebuild.delay(7))
 
-    assert state_of(app).part(UniqueTaskCoordinator).later.waiting() <= 2
+    assert state_of(app).part(UniqueTaskCoordinator).client.retries.waiting() <= 2
 
 
 @pytest.fixture

@@ -323,7 +323,7 @@ def test_a_call_with_the_holders_own_id_cannot_replace_it(app: Celery, strategy:
     with pytest.raises(DuplicateTask) as rejected:
         shop.call(2, task_id="order-7")
 
-    assert rejected.value.reason == "the call brings the id of the task that it would replace"
+    assert rejected.value.reason == "the call has the id of the task that it would replace"
 
 
 # -- schedules ---------------------------------------------------------------------------

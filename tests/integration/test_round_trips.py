@@ -354,6 +354,7 @@ def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
     def rebuild(shop_id: int) -> None: ...
 
     rebuild.delay(0).get(timeout=20)  # connected, and the scripts are known
+    flush(app)
 
     with watched.during() as seen:
         assert [rebuild.delay(n).get(timeout=20) for n in range(1, 11)] == list(range(1, 11))
