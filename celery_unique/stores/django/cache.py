@@ -32,16 +32,9 @@ class DjangoCacheStore:
             pool = _pool(cache, what)
         except ImportError as error:
             raise missing_package(what, error, "redis") or error from error
-        from celery_unique.stores.redis import RedisStore
-
-        from .sentinel import SentinelAddress, address_of_pool
-
-        address = address_of_pool(pool, timeout_s, what)
-        prefix = _key_prefix(cache, what)
-        store = RedisStore(address, namespace=namespace, timeout_s=timeout_s, key_prefix=prefix)
-        if isinstance(address, SentinelAddress):
-            store.guarantee = "best-effort"  # a fail-over can lose what was confirmed last
-        return store
+        return _store(
+            pool, what, key_prefix=_key_prefix(cache, what), namespace=namespace, timeout_s=timeout_s
+        )
 
 
 def _cache(alias: str) -> Any:
@@ -96,6 +89,37 @@ def _pool(cache: Any, what: str) -> Any:
         raise refused(
             what, f"its client {type(client).__qualname__} has no pool of connections to one server"
         ) from None
+
+
+def _store(pool: Any, what: str, **options: Any) -> LockStore:
+    """The store on the server, or on the primary behind the sentinels, that the pool leads to."""
+    from redis import Connection, ConnectionPool, SSLConnection
+    from redis.sentinel import SentinelConnectionPool
+
+    from celery_unique.stores.redis import RedisStore
+    from celery_unique.stores.redis.sentinel import SentinelStore
+    from celery_unique.stores.redis.url import Sentinels, address_with
+
+    if isinstance(pool, SentinelConnectionPool):
+        manager = pool.sentinel_manager
+        pools = [sentinel.connection_pool for sentinel in manager.sentinels]
+        is_encrypted = issubclass(pool.connection_class, SSLConnection)
+        given = {
+            name: value
+            for name, value in pool.connection_kwargs.items()
+            # The host of the LOCATION is the name of the service.
+            if name not in ("host", "port", "connection_pool", "check_connection")
+        }
+        servers = Sentinels(
+            master_name=pool.service_name,
+            sentinels=tuple(address_with(p.connection_class, p.connection_kwargs) for p in pools),
+            primary=address_with(SSLConnection if is_encrypted else Connection, given),
+            min_other_sentinels=manager.min_other_sentinels,
+        )
+        return SentinelStore(servers, **options)
+    if not isinstance(pool, ConnectionPool):
+        raise refused(what, f"its pool {type(pool).__qualname__} leads to more than one server")
+    return RedisStore(address_with(pool.connection_class, pool.connection_kwargs), **options)
 
 
 def _is_django_redis(cache: Any) -> bool:
