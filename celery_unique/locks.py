@@ -115,12 +115,6 @@ def lock_of(key: str, record: Record, now: int) -> Lock | None:
     return _lock(key, task_id, task, now)
 
 
-def holders_of(key: str, record: Record, now: int) -> list[Lock]:
-    """Every task that holds the key, the one that ``lock_of`` shows first, then the newest."""
-    locks = [_lock(key, i, task, now) for i, task in record.tasks.items() if not task.released]
-    return sorted(locks, key=lambda lock: (lock.state == "active", lock.created_at), reverse=True)
-
-
 def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
     return Lock(
         key=key,

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from celery_unique.operations.select import RELEASED, LockView, select
+from celery_unique.keys.digest import short_key
+from celery_unique.operations.select import RELEASED, LockView, brief, select
 
 from .options import json_option, lock_query, selection_of, selection_options
-from .output import Screen, Table, age, short_key
+from .output import Screen, Table
 
 #: Narrower terminals get neither ids nor workers: a shortened key is enough for show and why.
 WIDE = 118
@@ -76,7 +77,7 @@ class LockTable:
 
     def row(self, lock: LockView) -> None:
         entry = lock.entry
-        cells = [short_key(lock.key), lock.state, age(lock.age_ms), str(entry.duplicates)]
+        cells = [short_key(lock.key), lock.state, brief(lock.age_ms), str(entry.duplicates)]
         if self._wide:
             cells += [lock.task_id, entry.task_name, lock.worker or "-"]
         else:

@@ -168,26 +168,6 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:head]}...{text[-tail:]}"
 
 
-def short_key(key: str) -> str:
-    """The version and the first 12 digits: enough for ``show`` and ``why`` to find it again."""
-    version, _, digest = key.partition(":")
-    return f"{version}:{digest[:12]}"
-
-
-def age(milliseconds: float) -> str:
-    """``3d 4h``, ``2h 5m``, ``45s``: two units at most, never negative."""
-    seconds = max(0, int(milliseconds // 1000))
-    units = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
-    parts: list[str] = []
-    for length, name in units:
-        count, seconds = divmod(seconds, length)
-        if count or parts:
-            parts.append(f"{count}{name}")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if not part.startswith("0")) or "0s"
-
-
 def moment(when: datetime | None) -> str:
     return when.strftime("%Y-%m-%d %H:%M:%S UTC") if when else ""
 

@@ -22,7 +22,7 @@ from celery_unique.operations.explain import (
     mark_meaning,
     meaning,
 )
-from celery_unique.operations.select import find
+from celery_unique.operations.select import brief, find
 
 from .options import (
     LockQuery,
@@ -32,7 +32,7 @@ from .options import (
     what_of,
     what_options,
 )
-from .output import Screen, age, moment, printable
+from .output import Screen, moment, printable
 
 #: A shortened key of few digits may mean many.
 MOST = 20
@@ -146,7 +146,7 @@ def ahead(milliseconds: int, now: int) -> str:
         return ""
     left = milliseconds - now
     moment_ = when(milliseconds)
-    return f"in {age(left)}, at {moment_}" if left > 0 else f"{age(-left)} ago, at {moment_}"
+    return f"in {brief(left)}, at {moment_}" if left > 0 else f"{brief(-left)} ago, at {moment_}"
 
 
 # -- for programs ------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from celery_unique.operations.count import Counts, TaskCount, count_all
+from celery_unique.operations.select import brief
 from celery_unique.policy.states import STATES
 
 from .options import json_option, lock_query
-from .output import Screen, Table, age
+from .output import Screen, Table
 
 
 @click.command("stats", short_help="Count locks by task and state.")
@@ -56,4 +57,4 @@ def show_counts(screen: Screen, counts: Counts) -> None:
 
 def _cells(count: TaskCount, states: list[str]) -> list[str]:
     by_state = [str(count.states[state] or "-") for state in states]
-    return [str(count.locks), str(count.duplicates), age(count.oldest_ms), *by_state]
+    return [str(count.locks), str(count.duplicates), brief(count.oldest_ms), *by_state]

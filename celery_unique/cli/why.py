@@ -9,10 +9,10 @@ import click
 
 from celery_unique.cli import FOUND_NOTHING
 from celery_unique.operations.explain import Explanation, freed_by, meaning, running_processes
-from celery_unique.operations.select import LockView
+from celery_unique.operations.select import LockView, brief
 
 from .options import json_option, lock_query, program, what_of, what_options
-from .output import Command, Screen, age, printable
+from .output import Command, Screen, printable
 from .show import ahead, document, exit_if_nothing, explanations, show_marks, when
 
 
@@ -80,14 +80,14 @@ def _explain_lock(screen: Screen, lock: LockView, called: str, process: int | No
     entry, now = lock.entry, lock.now
     screen.line()
     screen.line(screen.styled(f"Task {printable(lock.task_id)}", lock.state, bold=True))
-    last = f", the last {age(now - entry.last_duplicate_at)} ago" if entry.duplicates else ""
+    last = f", the last {brief(now - entry.last_duplicate_at)} ago" if entry.duplicates else ""
     calls = "call" if entry.duplicates == 1 else "calls"
     ways = freed_by(lock)
     screen.facts(
         [
             ("task", printable(entry.task_name)),
             ("state", f"{lock.state}: {meaning(lock)}"),
-            ("called", f"{age(lock.age_ms)} ago, at {when(entry.created_at)}"),
+            ("called", f"{brief(lock.age_ms)} ago, at {when(entry.created_at)}"),
             ("ETA", ahead(entry.eta, now)),
             ("run by", _runner(lock, process)),
             ("absorbed", f"{entry.duplicates} {calls}{last}"),

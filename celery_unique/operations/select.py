@@ -214,5 +214,22 @@ def _begins_with(key: str, part: str) -> bool:
     return key.startswith(part) or key.partition(":")[2].startswith(part)
 
 
+def holders_of(key: str, record: Record, now: int) -> list[LockView]:
+    """The tasks that hold the key: an active one first, then the newest."""
+    held = [lock for lock in locks_of(key, record, now) if lock.task_id and not lock.entry.released]
+    return sorted(held, key=lambda lock: (lock.state == "active", -lock.age_ms), reverse=True)
+
+
+def brief(milliseconds: float, units: int = 2) -> str:
+    """The largest units of a duration, never negative: ``3d 4h``, ``2h 5m``, ``45s``."""
+    seconds = max(0, int(milliseconds // 1000))
+    parts: list[str] = []
+    for size, name in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
+        count, seconds = divmod(seconds, size)
+        if count or parts:
+            parts.append(f"{count}{name}")
+    return " ".join(part for part in parts[:units] if not part.startswith("0")) or "0s"
+
+
 def _moment(milliseconds: int) -> datetime | None:
     return moment_of(milliseconds) if milliseconds else None

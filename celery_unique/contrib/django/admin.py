@@ -1,15 +1,13 @@
-"""The admin's pages of locks: a list, a page for one lock, and releasing.
+"""The admin's pages of locks: a list, a page for one lock, and the release of locks.
 
-Seeing needs the permission ``celery_unique.view_lock``, releasing
-``celery_unique.release_lock`` besides. Only a POST releases, and only after a page that
-asks.
+The pages need the permission ``celery_unique.view_lock``; a release also needs
+``celery_unique.release_lock``, a POST request and a confirmation.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -22,13 +20,11 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
 from celery_unique.config.app_state import AppState, state_of
-from celery_unique.config.leases import moment_of
 from celery_unique.exceptions import CeleryUniqueError
-from celery_unique.locks import holders_of
-from celery_unique.operations.select import is_key
+from celery_unique.operations.release import release_all
+from celery_unique.operations.select import LockView, holders_of, is_key
 
 from .admin_page import Row, filters, headers, page_links, read_query, row_of
-from .admin_release import let_go, read_selection
 from .admin_results import ResultLinks
 from .admin_search import Found, find
 from .celery_app import project_app
@@ -38,7 +34,7 @@ View = Callable[..., HttpResponse]
 
 
 def _guarded(view: View) -> View:
-    """A store that cannot be asked is a page that says so, not an error of the site."""
+    """Check the permission; show an error of the store as a page with status 503."""
 
     @functools.wraps(view)
     def guarded(self: LockAdmin, request: HttpRequest, **facts: Any) -> HttpResponse:
@@ -91,7 +87,7 @@ class LockAdmin(admin.ModelAdmin):
         context = {
             "wanted": wanted,
             "found": found,
-            "rows": self._rows(request, found.locks, found.now),
+            "rows": self._rows(request, found.locks),
             "headers": headers(request.GET, wanted),
             "filters": filters(request.GET, wanted, found),
             "page_links": page_links(request.GET, found),
@@ -101,37 +97,33 @@ class LockAdmin(admin.ModelAdmin):
 
     @_guarded
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        key, locks, now = unquote(object_id), [], 0
-        if is_key(key):
-            record, now = _app_state().store.read(key)
-            locks = holders_of(key, record, now)
+        locks = _holders(_app_state(), unquote(object_id))
         if not locks:
-            messages.warning(request, "That lock is not there any more: its key is free.")
+            messages.warning(request, "The lock no longer exists: its key is free.")
             return HttpResponseRedirect(self._url("changelist"))
-        rows = self._rows(request, locks, moment_of(now), units=2)
-        return self._page(request, "lock", {"title": locks[0].task_name or "Lock", "rows": rows})
+        title = locks[0].entry.task_name or "Lock"
+        rows = self._rows(request, locks, units=2)
+        return self._page(request, "lock", {"title": title, "rows": rows})
 
     @_guarded
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Asks first; releases when the answer is yes."""
+        """Show what would be released; release it once that is confirmed."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_release_permission(request):
             raise PermissionDenied
         app_state = _app_state()
-        locks, gone = read_selection(app_state, request.POST.getlist("lock"))
-        if request.POST.get("confirm") == "yes":
-            released = [lock for lock in locks if let_go(app_state, lock)]
-            for lock in released:
-                entry = Lock(key=lock.key, task_name=lock.task_name, task_id=lock.task_id)
-                self.log_change(request, entry, "Released.")
-            self._tell(request, len(released), gone + len(locks) - len(released))
-            return HttpResponseRedirect(self._url("changelist"))
-        if not locks:
-            self._tell(request, 0, gone)
-            return HttpResponseRedirect(self._url("changelist"))
-        rows = self._rows(request, locks, datetime.now(UTC), units=2)
-        return self._page(request, "release", {"title": "Are you sure?", "rows": rows})
+        selected = request.POST.getlist("lock")
+        locks = [lock for value in selected for lock in _selected(app_state, value)]
+        if locks and request.POST.get("confirm") != "yes":
+            rows = self._rows(request, locks, units=2)
+            return self._page(request, "release", {"title": "Are you sure?", "rows": rows})
+        released = [lock for lock, was_held in release_all(app_state, locks) if was_held]
+        for lock in released:
+            entry = Lock(key=lock.key, task_name=lock.entry.task_name, task_id=lock.task_id)
+            self.log_change(request, entry, "Released.")
+        self._report(request, len(released), len(selected) - len(released))
+        return HttpResponseRedirect(self._url("changelist"))
 
     # -- parts ---------------------------------------------------------------
     def _page(
@@ -151,12 +143,10 @@ class LockAdmin(admin.ModelAdmin):
         template = f"admin/celery_unique/lock/{name}.html"
         return TemplateResponse(request, template, whole, status=status)
 
-    def _rows(
-        self, request: HttpRequest, locks: Sequence[Any], now: datetime, units: int = 1
-    ) -> list[Row]:
+    def _rows(self, request: HttpRequest, locks: Sequence[LockView], units: int = 1) -> list[Row]:
         results = ResultLinks(self.admin_site, request, [lock.task_id for lock in locks])
         return [
-            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), now, units)
+            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), units)
             for lock in locks
         ]
 
@@ -168,7 +158,7 @@ class LockAdmin(admin.ModelAdmin):
         )
         return url
 
-    def _tell(self, request: HttpRequest, released: int, gone: int) -> None:
+    def _report(self, request: HttpRequest, released: int, gone: int) -> None:
         if released:
             messages.success(request, f"Released {_locks(released)}.")
         if gone:
@@ -179,6 +169,19 @@ class LockAdmin(admin.ModelAdmin):
 
 def _app_state() -> AppState:
     return state_of(project_app())
+
+
+def _holders(app_state: AppState, key: str) -> list[LockView]:
+    return holders_of(key, *app_state.store.read(key)) if is_key(key) else []
+
+
+def _selected(app_state: AppState, value: str) -> list[LockView]:
+    """The lock of a form's value, ``key task_id``.
+
+    The task's id matters: since the page was made, another task may have taken the key.
+    """
+    key, _, task_id = value.partition(" ")
+    return [lock for lock in _holders(app_state, key) if lock.task_id == task_id]
 
 
 def _locks(number: int) -> str:

@@ -1,25 +1,23 @@
-"""The list's address: what is asked for in it, and the links that ask for something else."""
+"""The admin's list of locks: its query, its links and its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from celery_unique.locks import Lock
+from celery_unique.operations.select import LockView, brief
+from celery_unique.policy.states import TERMINAL
 from celery_unique.stores.record import State
 
 from .admin_results import ResultLink
 from .admin_search import AGES, MOST_PAGES, ORDERS, Found, Wanted
 
-ENDED = (State.COMPLETED, State.DISCARDED, State.CANCELLED)
-
-#: More tasks than these are found by searching.
+#: More tasks than these are found by a search.
 MOST_TASKS = 50
 
 
 class Link(NamedTuple):
-    """A choice: what it is called, where it leads, and whether it is the present one."""
+    """A choice: its name, its address, and whether it is the current one."""
 
     text: str
     url: str
@@ -27,23 +25,23 @@ class Link(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A column: its title and, where the list can be sorted by it, the link that does so."""
+    """A column: its title and, where it can sort the list, the link that does so."""
 
     text: str
     url: str = ""
-    direction: str = ""  # of the present order: ascending, descending or none
+    direction: str = ""  # of the current order: ascending, descending or none
 
 
 class Row(NamedTuple):
-    """A lock with what the page says of its times."""
+    """A lock, and its times as the page shows them."""
 
-    lock: Lock
+    lock: dict[str, Any]
     url: str
     result: ResultLink | None
     age: str
     lease: str
     window: str  # empty without a window
-    ended: bool = False  # its policy keeps the key taken all the same
+    ended: bool = False  # its policy still keeps the key taken
 
 
 class Filter(NamedTuple):
@@ -52,7 +50,7 @@ class Filter(NamedTuple):
 
 
 def read_query(query: Any) -> Wanted:
-    """What the address asks for. What makes no sense in it is left out."""
+    """Read the query string; ignores values that are not valid."""
     order = query.get("o", "")
     return Wanted(
         text=query.get("q", "").replace("\x00", "").strip()[:500],
@@ -69,34 +67,22 @@ def _page(text: str) -> int:
     return min(max(number, 1), MOST_PAGES)
 
 
-def row_of(lock: Lock, url: str, result: ResultLink | None, now: datetime, units: int = 1) -> Row:
-    window = brief(lock.window_ends_at - now, units) if lock.window_ends_at else ""
+def row_of(lock: LockView, url: str, result: ResultLink | None, units: int = 1) -> Row:
+    entry, now = lock.entry, lock.now
     return Row(
-        lock,
+        lock.as_document(),
         url,
         result,
-        brief(now - lock.created_at, units),
-        brief(lock.expires_at - now, units),
-        window,
-        lock.state in ENDED,
+        brief(lock.age_ms, units),
+        brief(entry.lease - now, units),
+        brief(entry.window_ends - now, units) if entry.window_ends else "",
+        lock.state in TERMINAL,
     )
-
-
-def brief(duration: timedelta, units: int) -> str:
-    """Its largest units: with two of them ``3 d 4 h``, ``59 min 58 s``, ``12 s``."""
-    seconds = max(0, round(duration.total_seconds()))
-    parts: list[tuple[int, str]] = []
-    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        number, seconds = divmod(seconds, size)
-        if number or parts:
-            parts.append((number, name))
-    shown = [f"{number} {name}" for number, name in parts[:units] if number]
-    return " ".join(shown) or "0 s"
 
 
 def headers(query: Any, wanted: Wanted) -> list[Header]:
     def sortable(text: str, order: str, first: str = "") -> Header:
-        """``first`` is a minus where the first click shall sort from high to low."""
+        """``first`` is a minus where the first click sorts from high to low."""
         present = wanted.order.removeprefix("-") == order
         if not present:
             return Header(text, _with(query, o=first + order, p=None), "")
@@ -147,7 +133,7 @@ def _choices(query: Any, name: str, present: str, choices: Iterable[tuple[str, s
 
 
 def page_links(query: Any, found: Found) -> list[Link | None]:
-    """The first, the last and those around the present one; None where some are left out."""
+    """The first, the last and those around the current one; None where some are left out."""
     links: list[Link | None] = []
     for number in _elided(found.page, found.pages):
         if number is None:
@@ -169,7 +155,7 @@ def _elided(present: int, last: int) -> Iterator[int | None]:
 
 
 def _with(query: Any, **changes: Any) -> str:
-    """The present address with changes; a None leaves that part out."""
+    """The current query string with changes; None removes a parameter."""
     changed = query.copy()
     for name, value in changes.items():
         changed.pop(name, None)

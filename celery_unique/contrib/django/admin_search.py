@@ -1,8 +1,8 @@
-"""Finding locks for the admin's list, however many there are.
+"""The search of the admin's list of locks.
 
-A store can be walked, not searched or sorted. So one request walks all of it, keeps no
-more than the locks up to the page that is shown, and stops when its time is over: the
-page then says that it has not seen all. A whole key needs no walk.
+A store can be walked, and neither searched nor sorted. One request walks the store, keeps only
+the locks up to the page that is shown, and stops after ``WALK_SECONDS``: the page then reports
+that the list is incomplete. A whole key is read without a walk.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 from celery_unique.config.app_state import AppState
-from celery_unique.config.leases import moment_of
 from celery_unique.exceptions import CeleryUniqueError
-from celery_unique.locks import Lock, key_of_idempotency_key, lock_of
-from celery_unique.operations.select import StoreClock, is_key
+from celery_unique.locks import key_of_idempotency_key
+from celery_unique.operations.select import LockView, Selection, StoreClock, holders_of, is_key
 from celery_unique.stores.record import Record
 
 PER_PAGE = 100
-#: What can be paged through; further ones are found by narrowing the search.
+#: More locks than these pages hold are found by narrowing the search.
 MOST_PAGES = 100
 #: For one request. A hundred thousand locks take about a quarter of it on two cores.
 WALK_SECONDS = 10.0
-#: Keys asked for at once: a walk can only be stopped between two batches.
+#: Keys in one batch: a walk can be stopped only between two batches.
 BATCH = 2000
 #: Different names counted for the filter by task.
 MOST_NAMES = 500
@@ -39,37 +38,44 @@ AGES = {
     "7d": ("More than a week", timedelta(days=7)),
 }
 
-#: What the list can be sorted by. Sorting by age from old to young is by creation.
-ORDERS: dict[str, Callable[[Lock], Any]] = {
-    "created": lambda lock: (lock.created_at, lock.key),
-    "task": lambda lock: (lock.task_name, lock.created_at, lock.key),
-    "duplicates": lambda lock: (lock.duplicates, lock.key),
-    "expires": lambda lock: (lock.expires_at, lock.key),
+#: Columns that sort the list. The oldest lock comes first in the order of creation.
+ORDERS: dict[str, Callable[[LockView], Any]] = {
+    "created": lambda lock: (lock.entry.created_at, lock.key),
+    "task": lambda lock: (lock.entry.task_name, lock.entry.created_at, lock.key),
+    "duplicates": lambda lock: (lock.entry.duplicates, lock.key),
+    "expires": lambda lock: (lock.entry.lease, lock.key),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a visitor asks for. Empty: everything, oldest first."""
+    """The query of a visitor. Empty: all locks, the oldest first."""
 
     text: str = ""
     task: str = ""
     state: str = ""
     age: str = ""
-    order: str = "created"  # a minus before it: the other way round
+    order: str = "created"  # with a minus before it, descending
     page: int = 1
+
+    def selection(self) -> Selection:
+        older_than = AGES[self.age][1] if self.age else None
+        return Selection(
+            task=self.task or None,
+            states=frozenset({self.state} if self.state else ()),
+            older_than_ms=older_than // timedelta(milliseconds=1) if older_than else None,
+        )
 
 
 @dataclass(slots=True)
 class Found:
-    """One page, and what was seen on the way to it."""
+    """One page of locks, and the totals of the walk."""
 
-    locks: list[Lock] = field(default_factory=list)
+    locks: list[LockView] = field(default_factory=list)
     matched: int = 0
     seen: int = 0
     page: int = 1
-    complete: bool = True  # False: time was over before the whole store was seen
-    now: datetime = field(default_factory=lambda: datetime.now(UTC))  # the store's clock
+    complete: bool = True  # False: the walk was stopped before the end of the store
     tasks: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
 
@@ -83,84 +89,50 @@ def find(app_state: AppState, wanted: Wanted, seconds: float = WALK_SECONDS) -> 
     found = Found()
     matching = _matching(app_state, wanted, found, monotonic() + seconds)
     keep = wanted.page * PER_PAGE
-    if wanted.order.startswith("-"):
-        locks = heapq.nlargest(keep, matching, key=ORDERS[wanted.order[1:]])
-    else:
-        locks = heapq.nsmallest(keep, matching, key=ORDERS[wanted.order])
+    choose = heapq.nlargest if wanted.order.startswith("-") else heapq.nsmallest
+    locks = choose(keep, matching, key=ORDERS[wanted.order.removeprefix("-")])
     found.page = min(wanted.page, found.pages)
     found.locks = locks[(found.page - 1) * PER_PAGE : found.page * PER_PAGE]
     return found
 
 
-def _matching(app_state: AppState, wanted: Wanted, found: Found, stop_at: float) -> Iterator[Lock]:
-    """Every matching lock; ``found`` is counted on the way."""
-    records = _records(app_state, wanted.text, found, stop_at)
-    matches = _matcher(app_state, wanted, found.now)
-    for lock in _walk(records, found, stop_at):
-        found.seen += 1
-        found.states[lock.state] += 1
-        if lock.task_name in found.tasks or len(found.tasks) < MOST_NAMES:
-            found.tasks[lock.task_name] += 1
-        if matches(lock):
-            found.matched += 1
-            yield lock
-
-
-def _records(
-    app_state: AppState, text: str, found: Found, stop_at: float
-) -> Iterable[tuple[str, Record]]:
-    """What is looked at; ``found`` gets the store's clock."""
-    if is_key(text):
-        record, now_ms = app_state.store.read(text)
-        records: Iterable[tuple[str, Record]] = [(text, record)]
-    else:
-        now_ms = StoreClock(app_state).now()
-        records = app_state.store.walk(BATCH, stop_at)
-    found.now = moment_of(now_ms)
-    return records
-
-
-def _walk(records: Iterable[tuple[str, Record]], found: Found, stop_at: float) -> Iterator[Lock]:
-    now_ms = round(found.now.timestamp() * 1000)
-    for key, record in records:
-        lock = lock_of(key, record, now_ms)
-        if lock is not None:
-            yield lock
+def _matching(
+    app_state: AppState, wanted: Wanted, found: Found, stop_at: float
+) -> Iterator[LockView]:
+    """Every matching lock, one for each key; counts in ``found``."""
+    selection, text = wanted.selection(), wanted.text.lower()
+    keys = _keys_of_idempotency_key(app_state, wanted.text)
+    for key, record, now in _records(app_state, wanted.text, stop_at):
+        for lock in holders_of(key, record, now)[:1]:
+            name = lock.entry.task_name
+            found.seen += 1
+            found.states[lock.state] += 1
+            if name in found.tasks or len(found.tasks) < MOST_NAMES:
+                found.tasks[name] += 1
+            searched = (name, lock.task_id, key, lock.worker)
+            if selection.matches(lock) and (
+                key in keys or any(text in part.lower() for part in searched)
+            ):
+                found.matched += 1
+                yield lock
         if monotonic() > stop_at:
             break
     found.complete = monotonic() <= stop_at
 
 
-def _matcher(app_state: AppState, wanted: Wanted, now: datetime) -> Callable[[Lock], bool]:
-    text = wanted.text.lower()
-    behind = _keys_behind(app_state, wanted.text)
-    youngest = now - AGES[wanted.age][1] if wanted.age else None
-
-    def matches(lock: Lock) -> bool:
-        return (
-            (not wanted.task or lock.task_name == wanted.task)
-            and (not wanted.state or lock.state == wanted.state)
-            and (youngest is None or lock.created_at <= youngest)
-            and (
-                not text
-                or lock.key in behind
-                or any(text in part.lower() for part in _searched(lock))
-            )
-        )
-
-    return matches
+def _records(app_state: AppState, text: str, stop_at: float) -> Iterable[tuple[str, Record, int]]:
+    if is_key(text):
+        return [(text, *app_state.store.read(text))]
+    now = StoreClock(app_state).now()
+    return ((key, record, now) for key, record in app_state.store.walk(BATCH, stop_at))
 
 
-def _searched(lock: Lock) -> tuple[str, ...]:
-    return (lock.task_name, lock.task_id, lock.key, lock.worker or "")
-
-
-def _keys_behind(app_state: AppState, text: str) -> set[str]:
-    """The keys that the text has as somebody's idempotency key: one for each task."""
+def _keys_of_idempotency_key(app_state: AppState, text: str) -> set[str]:
+    """The keys of the text as an idempotency key: one for each task."""
     keys = set()
     for name in app_state.app.tasks if text else ():
         try:
             keys.add(key_of_idempotency_key(app_state, name, text))
-        except CeleryUniqueError:  # too long, or a task whose keys need a call's headers
+        except CeleryUniqueError:  # too long, or a task whose keys need the headers of a call
             continue
     return keys

@@ -32,9 +32,8 @@ class DjangoCacheStore:
             pool = _pool(cache, what)
         except ImportError as error:
             raise missing_package(what, error, "redis") or error from error
-        return _store(
-            pool, what, key_prefix=_key_prefix(cache, what), namespace=namespace, timeout_s=timeout_s
-        )
+        prefix = _key_prefix(cache, what)
+        return _store(pool, what, namespace=namespace, timeout_s=timeout_s, key_prefix=prefix)
 
 
 def _cache(alias: str) -> Any:

@@ -6,7 +6,9 @@ import io
 
 import pytest
 
-from celery_unique.cli.output import Screen, age, columns_of, printable, short_key, shortened
+from celery_unique.cli.output import Screen, columns_of, printable, shortened
+from celery_unique.keys.digest import short_key
+from celery_unique.operations.select import brief
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,8 @@ def test_two_texts_never_look_the_same() -> None:
     ],
 )
 def test_an_age_has_two_units_at_most(seconds: float, shown: str) -> None:
-    assert age(seconds * 1000) == shown
+    assert brief(seconds * 1000) == shown
+    assert brief(seconds * 1000, units=1) == shown.split(maxsplit=1)[0]
 
 
 def test_a_long_text_is_cut_in_its_middle() -> None:
