@@ -102,7 +102,9 @@ def release(
         return False
     for task_id, held in record.tasks.items():
         if not held.released:
-            reporting.released(app_state.app, held.task_name, task_id, key, "released by hand")
+            reporting.released(
+                held.task_name, task_id, app=app_state.app, key=key, reason=reporting.MANUAL
+            )
     return True
 
 

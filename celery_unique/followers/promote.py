@@ -156,7 +156,7 @@ class _Round:
         if verdict != "gone":
             self._left.add(orphan.holder)
         if verdict == "publish":
-            reporting.promoted(call.name, orphan.follower_id, orphan.holder)
+            reporting.promoted(call.name, orphan.follower_id, by=orphan.holder)
             # If this fails, or its process dies, the message is still in the store: once
             # the grace has passed, whoever looks publishes it again.
             call.publish(app)

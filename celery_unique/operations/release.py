@@ -19,6 +19,10 @@ def release_all(app_state: AppState, locks: Iterable[LockView]) -> Iterator[tupl
         released = app_state.store.release(lock.key, lock.task_id or None) > 0
         if released and lock.task_id:
             reporting.released(
-                app_state.app, lock.entry.task_name, lock.task_id, lock.key, "released by hand"
+                lock.entry.task_name,
+                lock.task_id,
+                app=app_state.app,
+                key=lock.key,
+                reason=reporting.MANUAL,
             )
         yield lock, released

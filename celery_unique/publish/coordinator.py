@@ -128,9 +128,9 @@ class UniqueTaskCoordinator:
         self._taken_lately.pop(request.key, None)
         facts = self._facts(request, acquired)
         name, task_id, key = request.task_name, request.task_id, request.key
-        reporting.acquired(self.app, name, task_id, key, facts.outcome)
+        reporting.acquired(name, task_id, outcome=facts.outcome, app=self.app, key=key)
         for replaced in acquired.replaced:
-            reporting.superseded(self.app, name, replaced, key, task_id)
+            reporting.superseded(name, replaced, app=self.app, key=key, by=task_id)
         # The others share this task's outcome.
         ended = tuple(i for i in acquired.replaced if i not in acquired.followers)
         return PublishOutcome(task_id, facts, result, ended)
@@ -171,8 +171,8 @@ class UniqueTaskCoordinator:
             # that nothing would release its lock. The next one is acquired before it is built.
             self._celery_builds_messages = False
             self._withdraw_pending(request, header)
-            reporting.unlocked(
-                request.task_name, request.task_id, "its message is not Celery's own"
+            reporting.publishing_unlocked(
+                request.task_name, request.task_id, reason="its message is not Celery's own"
             )
             return PublishOutcome(
                 request.task_id, CallOutcome("bypassed", False, request.key), result
@@ -217,8 +217,8 @@ class UniqueTaskCoordinator:
     def _bypass(
         self, request: PublishRequest, header: LockHeader | None, why: str
     ) -> PublishOutcome:
-        report = reporting.unlocked_run if request.run else reporting.unlocked
-        report(request.task_name, request.task_id, why)
+        event = reporting.running_unlocked if request.run else reporting.publishing_unlocked
+        event(request.task_name, request.task_id, reason=why)
         result = request.send(request.task_id, header, None)
         return PublishOutcome(request.task_id, CallOutcome("bypassed", False, request.key), result)
 
@@ -238,7 +238,7 @@ class UniqueTaskCoordinator:
             # of the call is in the store. If the holder is never published, its grace lapses or it
             # is withdrawn, and the first of its followers is published instead.
             self._report_conflict(request, holder, now)
-            reporting.joined(request.task_name, request.task_id, holder)
+            reporting.joined(request.task_name, request.task_id, by=holder.task_id)
             facts = conflicts.joined(request.key, holder)
             ended = acquired.outcome == "ended"
             return PublishOutcome(request.task_id, facts, follows=holder.task_id, ended=ended)
@@ -269,11 +269,13 @@ class UniqueTaskCoordinator:
         waited = 0  # in the queue: one that runs, or waits for its ETA, is where it belongs
         if holder.state is State.AVAILABLE:
             waited = max(0, now - max(holder.created_at, holder.eta))
-        reporting.conflict(self.app, request.task_name, holder, request.key, request.policy, waited)
+        reporting.conflict(
+            self.app, request.task_name, holder, request.key, request.policy.on_conflict, waited
+        )
         if waited > LONG_WAIT_MS:
-            reporting.long_wait(request.task_name, holder, waited)
+            reporting.long_wait(request.task_name, holder.task_id, minutes=waited // 60_000)
         if holder.task_id == request.task_id:
-            reporting.held_by_itself(request.task_name, holder)
+            reporting.held_by_itself(request.task_name, holder.task_id)
 
     def _surely_published(self, request: PublishRequest, holder: Holder, now: int) -> Holder | None:
         """The holder once its message is surely published, or None: acquire again."""
@@ -294,7 +296,7 @@ class UniqueTaskCoordinator:
         later, so the message of this call is published under the holder's id: one of them runs."""
         verdict = self.store.help(request.key, holder.task_id, request.grace_ms)
         if verdict == "go":
-            reporting.published_again(request.task_name, holder.task_id)
+            reporting.republished(request.task_name, holder.task_id)
             published = Held(request.key, holder.task_id, "", request.lease_ms, returned=True)
             header = request.header(holder.task_id, self.fingerprint)
             try:

@@ -105,8 +105,8 @@ def _locked(app_state: AppState, task: Any, request: PublishRequest) -> UniqueEa
     options, parent_id = request.options, request.parent_id
     if parent_id and _running.get(parent_id) == request.key:
         # Its own successor, which cannot wait here: its predecessor waits for it.
-        reporting.unlocked_run(
-            task.name, request.task_id, "it is called by the task it comes after"
+        reporting.running_unlocked(
+            task.name, request.task_id, reason="it is called by the task it comes after"
         )
         result = request.send(request.task_id, None, None)
         return _with_facts(result, CallOutcome("bypassed", False, request.key))

@@ -73,7 +73,7 @@ def share_outcome(request: PublishRequest, outcome: PublishOutcome) -> PublishOu
     shared = stored_outcome(app, request.task_name, holder_id)
     if shared is None and not request.own_id:
         # Only a result that is gone, as messages are, kept it from being a plain duplicate.
-        reporting.result_goes_to_another(request.task_name, holder_id)
+        reporting.result_elsewhere(request.task_name, holder_id)
         return PublishOutcome(holder_id, replace(facts, outcome="deduplicated"))
     if shared is None:  # the rest of the canvas waits for a result: raised, not guessed
         reason = "it has ended and its result is not stored, so that this call cannot share it"

@@ -65,7 +65,7 @@ def cancel(app_state: AppState, key: str, task_id: str) -> bool:
     if cancelled and task_id in record.tasks:
         logger.info("task %s was revoked before it started: its key is free", task_id)
         name = record.tasks[task_id].task_name
-        reporting.released(app_state.app, name, task_id, key, str(State.CANCELLED))
+        reporting.released(name, task_id, app=app_state.app, key=key, reason=str(State.CANCELLED))
     if cancelled and record.following:
         # Whoever follows it is revoked with it; or it was itself a follower.
         app_state.in_background(lambda: _tell_followers(app_state, key))

@@ -59,4 +59,4 @@ class FailOvers:
         if self.tell is not None:
             self.tell(failover)
         else:
-            logger.warning("The lock store failed over: %s", failover)
+            logger.warning("lock store failed over: %s", failover)

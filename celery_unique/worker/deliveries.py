@@ -73,4 +73,4 @@ class UnreportedEnds:
 
     def _end(self, holding: WorkerLockClient, body: _Body) -> None:
         if holding.end_for_another(body.header, body.task_name, rejected=body.rejected):
-            reporting.ended_for_another(body.task_name, body.header.task_id)
+            reporting.released_for_pool(body.task_name, body.header.task_id)

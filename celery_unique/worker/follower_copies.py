@@ -108,8 +108,12 @@ class KnownFollowers:
             if app_state.part(WorkerLockClient).follow_again(
                 call.header, call.name, message, lock.task_id
             ):
-                reporting.follower_lost(
-                    app_state.app, call.name, follower_id, lock.key, lock.task_id
+                reporting.lost(
+                    call.name,
+                    follower_id,
+                    app=app_state.app,
+                    key=lock.key,
+                    reason=f"the lock store lost this follower of task {lock.task_id}",
                 )
         if missing:
             reap_orphans(app_state, lock.key)

@@ -250,7 +250,7 @@ class GatedRequest:
 
     def _drop_done(self) -> None:
         """This id has ended under another delivery: touch neither its result nor its state."""
-        reporting.dropped(self.name, self.id, "it has already ended")
+        reporting.dropped(self.name, self.id, reason="it has already finished")
         worker_state.task_ready(self)
         super().acknowledge()  # type: ignore[misc]
 
@@ -259,7 +259,7 @@ class GatedRequest:
         if started.mark == "superseded" and self._is_in_canvas():
             self._follow_replacement(started.by, reason)
             return
-        reporting.dropped(self.name, self.id, reason)
+        reporting.dropped(self.name, self.id, reason=reason)
         self._unique_dropped_as = reason
         self._context.__dict__[SUPERSEDED_BY] = started.by or None
         with finishing():
@@ -304,7 +304,7 @@ class GatedRequest:
             logger.exception("superseded task %s does not follow yet; it is tried again", self.id)
             self._hold_back()
             return
-        reporting.follows_replacement(self.name, self.id, by)
+        reporting.joined_replacement(self.name, self.id, by=by)
         self.send_event(monitor_events.DUPLICATE, result=reason)
         worker_state.task_ready(self)
         self._notice_acknowledgement()

@@ -118,7 +118,7 @@ class WorkerLockClient:
         )
         self._compare_stores(header, task_name, found=not started.lost)
         if started.verdict == "run":
-            reporting.started(task_name, header.task_id, header.key)
+            reporting.started(task_name, header.task_id, key=header.key)
         if started.lost:
             self.lost(header, task_name, "its lock had lapsed before it started")
         return started
@@ -372,7 +372,9 @@ class WorkerLockClient:
             if not header.token:
                 self._outlive_the_dead(header, task_name, finish)
             return
-        reporting.released(self.app, task_name, header.task_id, header.key, str(finish.state))
+        reporting.released(
+            task_name, header.task_id, app=self.app, key=header.key, reason=str(finish.state)
+        )
         self.events.tell(header, task_name, finished.duplicates)
 
     def _outlive_the_dead(self, header: LockHeader, task_name: str, finish: Finish) -> None:
@@ -395,7 +397,7 @@ class WorkerLockClient:
         self.later.retry(header.key, what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s)
 
     def lost(self, header: LockHeader, task_name: str, reason: str) -> None:
-        reporting.lost(self.app, task_name, header.task_id, header.key, reason)
+        reporting.lost(task_name, header.task_id, app=self.app, key=header.key, reason=reason)
 
 
 def _to_follow(header: LockHeader, task_name: str, message: str) -> Claim:

@@ -77,7 +77,7 @@ class UniqueRequestMixin(GatedRequest):
         )
 
     def _leave_message(self) -> None:
-        reporting.left_to_another(self.name, self.id)
+        reporting.taken_over(self.name, self.id)
         # Forgotten in this process, kept in Redis.
         forget: Any = VirtualQoS.ack
         forget(self._message.channel.qos, self._message.delivery_tag)

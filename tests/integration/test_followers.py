@@ -106,7 +106,7 @@ def test_a_follower_is_told_of_as_a_duplicate(
     assert (again.outcome, again.deduplicated, again.holder_state) == ("joined", True, "available")
     assert again.unique_key == holder.unique_key
     assert told == [("shop.rebuild", holder.id, "available")]
-    assert f"[{mine}] gets the outcome of task {holder.id}" in caplog.text
+    assert f"[{mine}] to holder {holder.id}" in caplog.text
     assert lookup(rebuild, (7,)).duplicates == 1
 
 

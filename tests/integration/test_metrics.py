@@ -72,7 +72,7 @@ def test_a_key_released_by_hand_is_counted_as_such(
 
     assert celery_unique.release("rebuild", (7,), app=app)
 
-    assert value(registry, "released_total", task="rebuild", reason="released by hand") == 1
+    assert value(registry, "released_total", task="rebuild", reason="released manually") == 1
 
 
 def test_a_store_that_does_not_answer_is_counted(app: Celery, registry: CollectorRegistry) -> None:

@@ -223,7 +223,7 @@ def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_once_and_sa
 
     # An empty header: a worker runs it without a lock.
     assert (result.outcome, sent) == ("bypassed", [(result.id, {})])
-    assert "is published without a lock" in caplog.text
+    assert f"publishing shop.rebuild[{result.id}] without a lock" in caplog.text
     assert lookup(rebuild, (7,)) is None
 
     second, third = rebuild.delay(7), rebuild.delay(7)

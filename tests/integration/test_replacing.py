@@ -149,7 +149,7 @@ def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(
     assert second.unique_key == first.unique_key
     assert superseded == [{"sender": "shop.rebuild", "task_id": first.id, "by": second.id}]
     assert acquired == [second.id]
-    assert f"shop.rebuild[{first.id}] is superseded by task {second.id}" in caplog.messages
+    assert f"superseded shop.rebuild[{first.id}] by task {second.id}" in caplog.messages
     assert [sent.id for sent in messages(app)] == [first.id, second.id]
 
 

@@ -94,7 +94,7 @@ def test_a_superseded_member_is_encoded_too(
     eventually(lambda: c.runs, timeout=60)
     result = chain(c.rerun.si(c.tag, SECRET), c.echo.s())()
     c.rerun.delay(c.tag, 2)
-    stage.workers[0].wait_for_log(rf"\[{result.parent.id}\] gets the outcome of task", 60)
+    stage.workers[0].wait_for_log(rf"joined \S+\[{result.parent.id}\] to ", 60)
 
     assert SECRET.encode() not in redis_contents(server)
 

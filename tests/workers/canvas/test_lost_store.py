@@ -108,7 +108,7 @@ def test_chord_completes_although_the_store_loses_the_followers_of_a_task_that_r
     ended = [get(holder), *map(get, chords)]
     assert ended == ["held", ["5", "held"], ["6", "held"]], stage.log()[-8000:]
     assert c.runs == 1, "they get the stored result"
-    stage.workers[0].wait_for_log("the lock store has lost that it follows task", 60)
+    stage.workers[0].wait_for_log("the lock store lost this follower of task", 60)
     eventually(lambda: state_of(c.app).store.followers(key_of(c, "hold")) == [], timeout=60)
 
 
@@ -185,4 +185,4 @@ def test_followers_are_not_completed_twice_where_nothing_was_lost(
 
     assert c.app.props.redis.llen(f"noted:unique-{c.tag}") == 1
     assert c.runs == 1
-    assert "has lost that it follows" not in stage.log()
+    assert "lost this follower" not in stage.log()

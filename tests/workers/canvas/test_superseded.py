@@ -254,7 +254,7 @@ def test_a_member_whose_replacement_left_no_result_is_run_itself(c: Cast) -> Non
 def wait_until_they_follow(stage: CanvasStage, *chains: Any) -> None:
     """What follows before its replacement ends needs no stored result."""
     for each in chains:
-        stage.workers[-1].wait_for_log(rf"\[{each.parent.id}\] gets the outcome of task", 60)
+        stage.workers[-1].wait_for_log(rf"joined \S+\[{each.parent.id}\] to ", 60)
 
 
 def test_chains_go_on_without_any_result_backend(make_canvas_stage: MakeStage) -> None:

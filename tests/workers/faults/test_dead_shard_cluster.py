@@ -85,7 +85,7 @@ def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
     # Ends: those of the dead node are retried, in vain, and those of the others free their keys.
     for number in dead[:1]:
         let_go(app, number)
-    worker.wait_for_log(r"the lock store did not answer \(finish of task", PATIENCE_S)
+    worker.wait_for_log(r"lock store unavailable \(finish of task", PATIENCE_S)
     for number in healthy[1:3]:
         let_go(app, number)
         eventually(lambda n=number: lookup(hold, (n,)) is None, timeout=PATIENCE_S)  # type: ignore[misc]
@@ -95,7 +95,7 @@ def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
         assert hold.delay(healthy[0]).deduplicated
         time.sleep(0.5)
     assert "its lock lapsed" not in worker.log()
-    assert "the lock store did not answer (start of task" in worker.log()
+    assert "lock store unavailable (start of task" in worker.log()
     for number in (healthy[0], *healthy[3:5]):
         let_go(app, number)
         eventually(lambda n=number: lookup(hold, (n,)) is None, timeout=PATIENCE_S)  # type: ignore[misc]

@@ -124,12 +124,12 @@ def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(
     second = stage.start_worker()
     assert stage.end_of(result, "SUCCESS") == tag
     # The first worker keeps on saying that it has the message.
-    second.wait_for_log(rf"{result.id}\] waits", timeout=20)
+    second.wait_for_log(rf"held back \S+{result.id}\]", timeout=20)
     # Redis delivers the other one again as well, since its acknowledgement, too, is only sent
     # after the body. If it came after that end, it would run once more and wait for a word.
-    second.wait_for_log(rf"{other.id}\] waits", timeout=20)
+    second.wait_for_log(rf"held back \S+{other.id}\]", timeout=20)
     stage.props.let_go(tag)
 
     stage.end_of(other, "SUCCESS")
-    second.wait_for_log(rf"{result.id}\] is dropped: it has already ended")
+    second.wait_for_log(rf"dropped \S+{result.id}\]: it has already finished")
     assert [run["id"] for run in stage.begins(tag)] == [result.id, other.id]

@@ -57,7 +57,7 @@ def deliver_again(stage: FaultStage) -> int:
 
 
 def drops(stage: FaultStage, result: Any) -> bool:
-    return f"[{result.id}] is dropped: it has already ended" in stage.log()
+    return f"[{result.id}]: it has already finished" in stage.log()
 
 
 def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_lease(

@@ -83,12 +83,12 @@ def workers(stage: FaultStage) -> list[Worker]:
 
 
 def waits_in(worker: Worker, task_id: str) -> bool:
-    return f"[{task_id}] waits: another delivery of it is running" in worker.log()
+    return f"[{task_id}]: another delivery or its predecessor is running" in worker.log()
 
 
 def drops(stage: FaultStage, task_id: str) -> int:
     """How many deliveries were dropped since the task had ended."""
-    return len(re.findall(rf"\[{task_id}\] is dropped: it has already ended", stage.log()))
+    return len(re.findall(rf"dropped \S+\[{task_id}\]: it has already finished", stage.log()))
 
 
 def queued(stage: FaultStage) -> int:

@@ -37,7 +37,7 @@ def test_it_does_not_acknowledge_the_message_of_the_one_that_took_over(
     first.sigcont()
     stage.props.let_go(tag)  # waited for by the first one for longest
     assert stage.end_of(result, "SUCCESS")
-    eventually(lambda: f"[{result.id}]: its message belongs to" in first.log())
+    eventually(lambda: f"[{result.id}] to the delivery that took it over" in first.log())
     second.kill()
 
     assert stage.wait_for_begin(tag, 3)["worker"] == first.hostname

@@ -129,7 +129,7 @@ def test_a_fail_over_that_a_worker_has_noticed_is_told(
 
     with configured(cluster.servers, appendonly="yes"):
         new = cluster.fail_over(old, kill=False)
-        worker.wait_for_log("The lock store failed over", 30)
+        worker.wait_for_log("lock store failed over", 30)
         eventually(lambda: len(cluster.primaries()) == 3, timeout=30, message="no replica yet")
         cluster.wait_until_replicated()
         done = examine(desk)
