@@ -36,7 +36,7 @@ from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments, warn_of
 Options = Mapping[str, Any]
 
 #: What Celery gives with nearly every call: one comparison tells that nothing here is ours.
-_OPTIONS_OF_CELERY = frozenset(
+OPTIONS_OF_CELERY = frozenset(
     {
         *("add_to_parent", "chain", "chord", "compression", "countdown", "delivery_mode", "eta"),
         *("exchange", "expires", "group_id", "group_index", "headers", "ignore_result"),
@@ -49,7 +49,7 @@ _OPTIONS_OF_CELERY = frozenset(
 
 def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take this library's options out of those of ``apply_async``, and return them."""
-    if options.keys() <= _OPTIONS_OF_CELERY:
+    if options.keys() <= OPTIONS_OF_CELERY:
         return {}
     stamps = options.get("stamped_headers") or ()
     ours = [

@@ -54,10 +54,12 @@ class TaskPolicies:
         known = self._known.get(name)
         if known is None or known.task is not task or known.defaults is not defaults:
             known = self._learn(name, task, defaults)
-        try:
-            policy = known.layers.for_call(call_options)
-        except InvalidPolicy as error:
-            raise _of_task(name, error) from None
+        policy = known.layers.policy
+        if call_options:
+            try:
+                policy = known.layers.for_call(call_options)
+            except InvalidPolicy as error:
+                raise _of_task(name, error) from None
         if policy is not None and known.unguarded is not None:
             raise known.unguarded.with_traceback(None)
         if policy is not None and call_options:

@@ -86,6 +86,9 @@ class _Call:
     done: bool = False
 
     def conclude(self, outcome: PublishOutcome) -> None:
+        if outcome.result is not None and not outcome.superseded:
+            self.finish(outcome.result.id, outcome.facts)
+            return
         made = conclude(self.request, outcome)
         self.finish(made.id, getattr(made, "_facts", outcome.facts))
 

@@ -15,7 +15,7 @@ from celery_unique.config.leases import delay_ms
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import HEADER, LockHeader
-from celery_unique.policy.layers import take_call_options
+from celery_unique.policy.layers import OPTIONS_OF_CELERY, take_call_options
 
 from .coordinator import UniqueTaskCoordinator
 from .joining import fails_under_its_id, prepare_to_join, share_outcome
@@ -27,7 +27,9 @@ from .request import (
     collected,
     current_request,
     is_awaited,
+    policy_of,
     prepare,
+    registered,
 )
 from .results import with_facts
 from .stored_meta import mark_superseded
@@ -68,28 +70,32 @@ def _publish(
     kwargs: Any,
     options: dict[str, Any],
 ) -> Any:
-    unique_options = take_call_options(options)
+    known = options.keys() <= OPTIONS_OF_CELERY
+    unique_options = {} if known else take_call_options(options)
     if _pop_own_header(app_state, name, options):
         return _continue(app_state, send_task, name, args, kwargs, options)
-    request = prepare(app_state, send_task, name, args, kwargs, unique_options, options)
-    joins = request is not None and (app_state.results_by_message or is_awaited(options))
-    key = "" if request is None else request.key
-    if options.get("replaced_task_nesting") and _hand_over_lock(app_state, name, key, options):
-        return _continue(app_state, send_task, name, args, kwargs, options)
-    batch = collected.get()
-    if request is None:
-        if batch is None:
-            return send_task(name, args, kwargs, **options)
-        task_id = options.get("task_id") or uuid()
-        request = PublishRequest(app_state, send_task, name, args, kwargs, options, task_id)
-    else:
+    task = options.get("task_type") or registered(app_state.app, name)
+    policy, signature = policy_of(app_state, name, task, unique_options)
+    batch, replaces_itself = collected.get(), options.get("replaced_task_nesting")
+    if policy is None and batch is None and not replaces_itself:
+        return send_task(name, args, kwargs, **options)
+    task_id = options.get("task_id") or uuid()
+    request = PublishRequest(app_state, send_task, name, args, kwargs, options, task_id)
+    if policy is not None:
         # Before the broker is used: a wrong store URL is an error here.
         coordinator = app_state.part(UniqueTaskCoordinator)
-        if joins:
-            prepare_to_join(request, coordinator.fingerprint)
+        settings, leases = coordinator.settings, coordinator.leases
+        prepare(request, task, policy, signature, unique_options, settings, leases)
+    if replaces_itself and _hand_over_lock(app_state, name, request.key, options):
+        return _continue(app_state, send_task, name, args, kwargs, options)
+    if policy is not None:
+        if app_state.results_by_message or is_awaited(options):
+            prepare_to_join(request, settings, coordinator.fingerprint)
         if batch is None:
             return conclude(request, coordinator.publish(request))
-    result = (options.get("result_cls") or app_state.app.AsyncResult)(request.task_id)
+    elif batch is None:
+        return send_task(name, args, kwargs, **options)
+    result = (options.get("result_cls") or app_state.app.AsyncResult)(task_id)
     batch.append((request, result))
     return result
 

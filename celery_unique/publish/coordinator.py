@@ -13,6 +13,7 @@ from typing import Any
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
+from celery_unique.config.leases import Leases
 from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import IdempotencyKeyConflict, StoreUnavailable
 from celery_unique.followers.continuations import continues
@@ -41,9 +42,12 @@ Confirm = Callable[[PublishRequest, str], None]
 class UniqueTaskCoordinator:
     """What this library does for the callers of one app."""
 
-    def __init__(self, app: Any, settings: UniqueSettings, store: LockStore) -> None:
+    def __init__(
+        self, app: Any, settings: UniqueSettings, store: LockStore, leases: Leases
+    ) -> None:
         self.app = app
         self.settings = settings
+        self.leases = leases
         self.store = store
         self.client = CallerStoreClient(app, store)
         #: Keys that were taken when they were last acquired, and probably still are: a message
@@ -54,7 +58,7 @@ class UniqueTaskCoordinator:
 
     @classmethod
     def of(cls, app_state: AppState) -> UniqueTaskCoordinator:
-        return cls(app_state.app, app_state.settings, app_state.store)
+        return cls(app_state.app, app_state.settings, app_state.store, app_state.leases)
 
     def flush(self) -> None:
         """Nothing waits here: fire-and-forget acts are the store's."""
@@ -113,7 +117,13 @@ class UniqueTaskCoordinator:
             # So slow that the grace could end before the message is sent.
             self.store.acquire(request.key, replace(request.claim(), again=True))
         outcome = self._facts(request, acquired).outcome
-        return request.header(request.task_id, self.fingerprint, acquired.now, outcome)
+        return self._header(request, request.task_id, acquired.now, outcome)
+
+    def _header(
+        self, request: PublishRequest, task_id: str, created_at: int = 0, outcome: str = "created"
+    ) -> LockHeader:
+        namespace = self.settings.namespace
+        return request.header(task_id, namespace, self.fingerprint, created_at, outcome)
 
     def _facts(self, request: PublishRequest, acquired: Acquired) -> CallOutcome:
         if acquired.after or acquired.replaced:
@@ -177,9 +187,9 @@ class UniqueTaskCoordinator:
             return PublishOutcome(
                 request.task_id, CallOutcome("bypassed", False, request.key), result
             )
-        acquired = header.receive()
-        if acquired.outcome != "created":  # the exception that said so did not get through
-            return acquired
+        acquired = header.acquired
+        if acquired is None or acquired.outcome != "created":  # the exception did not get through
+            return header.receive()
         return self._confirm(request, acquired, result, self.client.confirm)
 
     def _withdraw_pending(self, request: PublishRequest, header: PendingHeader) -> None:
@@ -209,7 +219,7 @@ class UniqueTaskCoordinator:
 
     def _publish_unlocked(self, request: PublishRequest, why: str) -> PublishOutcome:
         """Publish although the lock is uncertain, or not held."""
-        header = request.header(request.task_id, self.fingerprint, 0, "bypassed")
+        header = self._header(request, request.task_id, 0, "bypassed")
         outcome = self._bypass(request, header, why)
         self.client.published.remember(request.task_id, request.key)
         return outcome
@@ -298,7 +308,7 @@ class UniqueTaskCoordinator:
         if verdict == "go":
             reporting.republished(request.task_name, holder.task_id)
             published = Held(request.key, holder.task_id, "", request.lease_ms, returned=True)
-            header = request.header(holder.task_id, self.fingerprint)
+            header = self._header(request, holder.task_id)
             try:
                 request.send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
             except BaseException:
@@ -327,7 +337,7 @@ class UniqueTaskCoordinator:
         if verdict == "go":
             # The message of this call under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
-            request.send(holder.task_id, request.header(holder.task_id, self.fingerprint), None)
+            request.send(holder.task_id, self._header(request, holder.task_id), None)
             self.client.confirm(request, holder.task_id)
         return None if verdict == "again" else _published(holder, now)
 

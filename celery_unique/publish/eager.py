@@ -86,11 +86,16 @@ def _call(
 ) -> UniqueEagerResult:
     run = partial(original, args, kwargs)
     try:
-        request = prepare(app_state, original, task.name, args, kwargs, ours, options, task)
-        if request is None:
+        policy, signature = policy_of(app_state, task.name, task, ours)
+        if policy is None:
             return eager_result(run(**options))
+        coordinator = app_state.part(UniqueTaskCoordinator)
+        settings, leases = coordinator.settings, coordinator.leases
+        task_id = options.get("task_id") or uuid()
+        request = PublishRequest(app_state, original, task.name, args, kwargs, options, task_id)
+        prepare(request, task, policy, signature, ours, settings, leases)
         request.run = partial(_run, app_state, task, request.key, run, options)
-        return _locked(app_state, task, request)
+        return _locked(coordinator, task, request)
     except CeleryUniqueError as error:
         # Of a callback it would be the error of the task which has just succeeded, and of a
         # member of a group that of all its members.
@@ -101,7 +106,9 @@ def _call(
         return UniqueEagerResult(options["task_id"], error, states.FAILURE, None, task.name)
 
 
-def _locked(app_state: AppState, task: Any, request: PublishRequest) -> UniqueEagerResult:
+def _locked(
+    coordinator: UniqueTaskCoordinator, task: Any, request: PublishRequest
+) -> UniqueEagerResult:
     options, parent_id = request.options, request.parent_id
     if parent_id and _running.get(parent_id) == request.key:
         # Its own successor, which cannot wait here: its predecessor waits for it.
@@ -118,7 +125,7 @@ def _locked(app_state: AppState, task: Any, request: PublishRequest) -> UniqueEa
         return awaited or (in_canvas and holder_id not in _ended)
 
     request.bypasses = bypasses
-    outcome = app_state.part(UniqueTaskCoordinator).publish(request)
+    outcome = coordinator.publish(request)
     result = outcome.result
     if result is None:
         result = _outcome_of(outcome.task_id, task.name)

@@ -9,6 +9,7 @@ from typing import Any
 from celery import states
 
 from celery_unique import reporting
+from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import DuplicateTask
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete, stored_outcome
@@ -19,7 +20,7 @@ from .request import CANVAS, PublishOutcome, PublishRequest, is_awaited, is_in_c
 JOINING = ("ignore", "rerun")
 
 
-def prepare_to_join(request: PublishRequest, store: str) -> None:
+def prepare_to_join(request: PublishRequest, settings: UniqueSettings, store: str) -> None:
     """Add to the request what it needs to follow the holder of its key. ``store``: the store's
     fingerprint."""
     app_state, options = request.app_state, request.options
@@ -37,11 +38,10 @@ def prepare_to_join(request: PublishRequest, store: str) -> None:
         request.args,
         request.kwargs,
         options,
-        request.header(request.task_id, store),
+        request.header(request.task_id, settings.namespace, store),
         grace_ms=request.grace_ms,
         lease_ms=request.lease_ms,
     )
-    settings = app_state.settings
     # A caller that may not learn who holds a key may not get its result either.
     if request.policy.on_conflict in JOINING and not settings.conceal_holder:
         request.join = request.follower.dumps(settings.follower_codec)

@@ -11,10 +11,10 @@ from typing import Any
 
 import celery
 from celery.app.task import Context
-from celery.utils import uuid
 
 from celery_unique.config.app_state import AppState
-from celery_unique.config.leases import delay_ms, expires_ms, publish_retry_ms
+from celery_unique.config.leases import Leases, delay_ms, expires_ms, publish_retry_ms
+from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import CeleryUniqueError, InvalidPolicy
 from celery_unique.followers.call import FollowerCall
 from celery_unique.header import HEADER, LockHeader
@@ -122,13 +122,18 @@ class PublishRequest:
         )
 
     def header(
-        self, task_id: str, store: str, created_at: int = 0, outcome: str = "created"
+        self,
+        task_id: str,
+        namespace: str,
+        store: str,
+        created_at: int = 0,
+        outcome: str = "created",
     ) -> LockHeader:
         """What the message records of its lock, for the worker. ``store``: its fingerprint."""
         return LockHeader(
             task_id=task_id,
             key=self.key,
-            namespace=self.app_state.settings.namespace,
+            namespace=namespace,
             store=store,
             created_at=created_at,
             window_ms=self.keep_ms or window_ms(self.policy),
@@ -202,79 +207,6 @@ collected: ContextVar[list[tuple[PublishRequest, Any]] | None] = ContextVar(
 # -- from a call to its request ---------------------------------------------------------
 
 
-def prepare(
-    app_state: AppState,
-    send_task: SendTask,
-    name: str,
-    args: Any,
-    kwargs: Any,
-    unique_options: Mapping[str, Any],
-    options: Mapping[str, Any],
-    task: Any = None,
-) -> PublishRequest | None:
-    """The request of the call; None where it is not unique."""
-    task = task or options.get("task_type") or registered(app_state.app, name)
-    policy, signature = policy_of(app_state, name, task, unique_options)
-    if policy is None:
-        return None
-    queue = ""
-    if "queue" in policy.keys:
-        queue = queue_of(app_state, name, args, kwargs, task, as_sent(task, options))
-    call = Call(
-        task_name=name,
-        args=tuple(args or ()),
-        kwargs=kwargs or {},
-        signature=signature,
-        queue=queue,
-        meta=_meta(app_state, policy.meta_keys, options) if policy.meta_keys else {},
-        idempotency_key=unique_options.get("idempotency_key"),
-    )
-    if not LEFT_OVER.keys().isdisjoint(options):
-        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
-    settings = app_state.settings
-    identity = identify(
-        call,
-        policy,
-        settings.key_secret,
-        settings.idempotency_scope,
-        unique_options.get("idempotency_ttl"),
-    )
-    app, leases = app_state.app, app_state.leases
-    delay = 0
-    if options.get("countdown") or options.get("eta"):
-        delay = delay_ms(app, options)
-        if policy.period is not None and delay > milliseconds(policy.period):
-            warn_of_short_window(name, policy.period, delay)
-    lease_ms = leases.queue_ms
-    expires = expires_ms(app, as_sent(task, options))
-    if expires is not None:
-        lease_ms = leases.waiting_ms(delay, expires)
-    grace_ms = leases.grace_ms
-    if options.get("retry_policy"):
-        grace_ms = max(grace_ms, publish_retry_ms(options["retry_policy"], app.conf))
-    task_id, parent = options.get("task_id"), current_request(app_state)
-    return PublishRequest(
-        app_state,
-        send_task,
-        name,
-        args,
-        kwargs,
-        options,
-        task_id=task_id or uuid(),
-        key=identity.key,
-        policy=policy,
-        grace_ms=grace_ms,
-        lease_ms=lease_ms,
-        delay_ms=delay,
-        arguments=identity.arguments,
-        keep_ms=identity.keep_ms,
-        parent=parent,
-        # The retry of a task that runs without a lock continues without one.
-        bypasses=_always if parent and parent.id == task_id and "retries" in options else None,
-        queue_named=_names_queue(task, options),
-    )
-
-
 def policy_of(
     app_state: AppState, name: str, task: Any, unique_options: Mapping[str, Any]
 ) -> tuple[UniquePolicy | None, Any]:
@@ -295,6 +227,52 @@ def policy_of(
     else:
         policy, signature = app_state.policies.of(name, task, with_key(unique_options), defaults)
     return policy_for(policy, name, unique_options), signature
+
+
+def prepare(
+    request: PublishRequest,
+    task: Any,
+    policy: UniquePolicy,
+    signature: Any,
+    unique_options: Mapping[str, Any],
+    settings: UniqueSettings,
+    leases: Leases,
+) -> None:
+    """Add key and leases to the request of a call that is unique by ``policy``."""
+    app_state, name, options = request.app_state, request.task_name, request.options
+    app, sent_options = app_state.app, as_sent(task, options)
+    queue = ""
+    if "queue" in policy.keys:
+        queue = queue_of(app_state, name, request.args, request.kwargs, task, sent_options)
+    call = Call(
+        task_name=name,
+        args=tuple(request.args or ()),
+        kwargs=request.kwargs or {},
+        signature=signature,
+        queue=queue,
+        meta=_meta(app_state, policy.meta_keys, options) if policy.meta_keys else {},
+        idempotency_key=unique_options.get("idempotency_key"),
+    )
+    if not LEFT_OVER.keys().isdisjoint(options):
+        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
+    ttl, scope = unique_options.get("idempotency_ttl"), settings.idempotency_scope
+    identity = identify(call, policy, settings.key_secret, scope, ttl)
+    request.policy, request.key = policy, identity.key
+    request.arguments, request.keep_ms = identity.arguments, identity.keep_ms
+    request.lease_ms, request.grace_ms = leases.queue_ms, leases.grace_ms
+    if options.get("countdown") or options.get("eta"):
+        request.delay_ms = delay_ms(app, options)
+        if policy.period is not None and request.delay_ms > milliseconds(policy.period):
+            warn_of_short_window(name, policy.period, request.delay_ms)
+    if sent_options.get("expires") is not None:
+        request.lease_ms = leases.waiting_ms(request.delay_ms, expires_ms(app, sent_options))
+    if options.get("retry_policy"):
+        retry_ms = publish_retry_ms(options["retry_policy"], app.conf)
+        request.grace_ms = max(leases.grace_ms, retry_ms)
+    request.parent = parent = current_request(app_state)
+    if parent is not None and parent.id == request.task_id and "retries" in options:
+        request.bypasses = _always  # the retry of a task that runs without a lock
+    request.queue_named = _names_queue(task, options)
 
 
 def registered(app: Any, name: str) -> Any:

@@ -59,8 +59,8 @@ class CallerStoreClient:
     ) -> Callable[[], Acquired]:
         """Send the request for the lock; what is returned waits for the reply, once. Both raise
         AcquireFailed. ``begin`` is ``begin_acquire`` of a store that can do the two apart."""
-        breaker = self._breakers.of(request.key)
         claim = request.claim()
+        breaker = self._breakers.only or self._breakers.of(request.key)
         if breaker.failures:
             try:
                 breaker.check()
@@ -169,13 +169,13 @@ class CallerStoreClient:
         # After the publish, never before: a confirmed lock without a message would
         # swallow calls for a whole queue lease.
         self.published.remember(task_id, request.key)
-        self._apply(
-            "confirm",
-            partial(self.store.confirm, request.key, task_id, request.lease_ms),
+        try:
+            self.store.confirm(request.key, task_id, request.lease_ms)
+        except StoreUnavailable as error:
             # Unconfirmed, it lapses with its grace, and what it replaced would run.
-            f"confirm that {request.task_name}[{task_id}] is published",
-            request,
-        )
+            act = partial(self.store.confirm, request.key, task_id, request.lease_ms)
+            what = f"confirm that {request.task_name}[{task_id}] is published"
+            self._retry("confirm", error, act, what, request)
 
     def confirm_many(self, requests: list[PublishRequest]) -> None:
         """Confirm them together, after their messages are sent."""
@@ -238,8 +238,18 @@ class CallerStoreClient:
         try:
             act()
         except StoreUnavailable as error:
-            self.report_error(name, error, request)
-            self.retries.retry(request.key, what, act, request.grace_ms / 1000)
+            self._retry(name, error, act, what, request)
+
+    def _retry(
+        self,
+        name: str,
+        error: StoreUnavailable,
+        act: Callable[[], object],
+        what: str,
+        request: PublishRequest,
+    ) -> None:
+        self.report_error(name, error, request)
+        self.retries.retry(request.key, what, act, request.grace_ms / 1000)
 
     def _apply_later(
         self,

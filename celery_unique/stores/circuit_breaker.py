@@ -77,11 +77,15 @@ class Breakers:
     does not keep the others from being used. One in all for a store without such parts."""
 
     def __init__(self, store: LockStore) -> None:
-        self._shard_of: Callable[[str], str] | None = getattr(store, "shard_of", None)
-        self._by_shard: dict[str, Breaker] = {"": Breaker()}
+        #: None for a store with parts.
+        self.only = None if hasattr(store, "shard_of") else Breaker()
+        self._shard_of: Callable[[str], str] = getattr(store, "shard_of", str)
+        self._by_shard: dict[str, Breaker] = {}
 
     def of(self, key: str) -> Breaker:
-        shard = self._shard_of(key) if self._shard_of is not None else ""
+        if self.only is not None:
+            return self.only
+        shard = self._shard_of(key)
         breaker = self._by_shard.get(shard)
         if breaker is None:  # two threads may make it: the same one for both
             breaker = self._by_shard.setdefault(shard, Breaker())
@@ -90,4 +94,5 @@ class Breakers:
     @property
     def failed_at(self) -> float:
         """When the store, or a part of it, last did not reply."""
-        return max(breaker.failed_at for breaker in list(self._by_shard.values()))
+        breakers = [self.only] if self.only is not None else list(self._by_shard.values())
+        return max((breaker.failed_at for breaker in breakers), default=-math.inf)
