@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_unique.config.app_state import state_of
+from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from tests.support.producers import serve
 
 from .faults import make_app
@@ -27,8 +28,8 @@ def call(job: dict[str, Any]) -> None:
 
     app.amqp.send_task_message = send_task_message
     if "grace_s" in job:  # in place of the app's own
-        app_state = state_of(app)
-        app_state._leases = replace(app_state.leases, grace_ms=round(job["grace_s"] * 1000))
+        coordinator = state_of(app).part(UniqueTaskCoordinator)
+        coordinator.leases = replace(coordinator.leases, grace_ms=round(job["grace_s"] * 1000))
     app.tasks[job["task"]].delay(job["tag"])
 
 
