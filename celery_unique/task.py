@@ -1,4 +1,4 @@
-"""``UniqueTask``, and what is put around a task of an installed app."""
+"""``UniqueTask``, the base class of unique tasks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class UniqueTask(Task):
-    """The base class for apps that do not call ``install``.
+    """Base class for apps that do not call ``install``.
 
-    ``@app.task(base=UniqueTask, unique=True)``, or ``task_cls`` for all tasks of an
-    app. Binding the first of them installs the extension in its app: calls by name that
-    come before that are plain Celery, and need ``install``.
+    ``@app.task(base=UniqueTask, unique=True)``, or ``task_cls`` for all tasks of an app. Binding
+    the first of them installs the library in its app: calls by name before that are plain Celery,
+    and need ``install``.
     """
 
     abstract = True

@@ -1,3 +1,30 @@
+"""Hooks the library into a Celery app.
+
+Every change that the library makes to objects of Celery:
+
+==================================  =============================  ==============================
+object                              replaced or set by             for
+==================================  =============================  ==============================
+``app.send_task``                   ``fixup``                      the before-publish hook
+``app.AsyncResult``                 ``fixup``                      ``UniqueResult``
+``app.control_cls``                 ``fixup``                      ``revoke()`` frees keys
+``app._get_backend``                ``publish.stored_meta``        facts in the stored result
+``app.task, register_task``         ``definitions``                options, checked where defined
+``app._task_from_fun, finalize``    ``definitions``                options, checked when made
+``task.apply``                      ``wrap_task``                  eager calls
+``task.run`` or its ``__call__``    ``wrap_task``                  the body under its lock
+``Context.unique``                  ``wrap_task``                  ``self.request.unique``
+``app.amqp.create_task_message``    ``publish.overlapped_acquire`` the header, as late as possible
+``task.Request``                    ``worker.request``             the gate
+``message.ack, message.reject``     ``worker.ack``                 the end of a delivery
+``consumer.on_decode_error``        ``worker.bootstrap``           messages that cannot be read
+remote control ``revoke``           ``worker.bootstrap``           revokes of other programs
+==================================  =============================  ==============================
+
+All of them are of one app, or of an object of it, except ``Context.unique``; those of ``worker``
+exist only in a worker. Everything else is a receiver of a documented signal.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,10 +35,10 @@ from .fixup import FIXUP, UniqueFixup
 
 
 def install(app: Any, **settings: Any) -> Any:
-    """Make every task of ``app`` understand ``unique=...``, and return the app.
+    """Make every task of ``app`` accept ``unique=...``, and return the app.
 
-    Idempotent, and connects to nothing. ``settings`` are the ``unique_*`` settings,
-    with or without their prefix.
+    Call it where the app is made, before the first use of a task. Idempotent, and connects to
+    nothing. ``settings`` are the ``unique_*`` settings, with or without their prefix.
     """
     app = getattr(app, "_get_current_object", lambda: app)()
     named = {

@@ -1,13 +1,13 @@
-"""What happens while the tasks of an app are defined: their policies are checked.
+"""Hooks around the definition of tasks: their policies are checked, and they are wrapped.
 
 Celery makes most tasks late, and all of them together (``finalize``) with the first use of one.
-What the decorator tells alone is checked there, and the rest when the task is made.
+Options that are wrong in any case are refused at the decorator, the others when the task is made.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, Task, _state
@@ -20,10 +20,10 @@ from celery_unique.policy.task_options import (
     check_decorator,
     check_definition,
     class_of,
+    ignore_options,
     is_wrong_by_itself,
-    leave_alone,
     options_among,
-    recover_options,
+    options_of_class,
     remember_options,
 )
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("celery_unique")
 
 
 class Definitions:
-    """Sees the options of an app's tasks before Celery writes annotations over them, and
+    """Reads the options of an app's tasks before Celery writes annotations over them, and
     refuses wrong ones."""
 
     def __init__(self, app_state: AppState, app: Any) -> None:
@@ -50,46 +50,44 @@ class Definitions:
         self._own_names: set[str] = set()
         self._own_functions: list[Any] = []
 
-    def watch(self) -> None:
+    def patch(self) -> None:
         app = self._app
         app.task = self.task
         app._task_from_fun = self.task_from_fun
         app.register_task = self.register_task
         app.finalize = self.finalize
-        # Tasks that are defined and not made yet remember how they would have been made.
+        # Tasks that are defined and not made yet hold a reference to the function that makes them.
         for promise in app._pending:
             object.__setattr__(promise, "_Proxy__local", self.task_from_fun)
         for name, task in list(app._tasks.items()):
             if not name.startswith("celery."):
-                self._learn_late(task)
-                wrap_task(self._app_state, task)
+                self._adopt_made(task)
         # The base class installs when it is bound: that may be while Celery makes all tasks.
         if app.finalized and app._finalize_mutex._is_owned():
             self._begin_making_all()
             app.on_after_finalize.connect(self._end_making_all)
 
-    def _learn_late(self, task: Any) -> None:
-        """What a task says that was made before the app was installed."""
+    def _adopt_made(self, task: Any) -> None:
+        """Wrap a task that was made before ``install(app)``. Its own options and those of
+        annotations, which Celery has written over them, cannot be told apart any more."""
         cls = class_of(task)
-        if OWN_OPTIONS in cls.__dict__:
-            return
         if not cls.__dict__.get("__bound__"):
             remember_options(cls)
-            return
-        annotated = {name for each in resolve_all(self._app.annotations, cls) for name in each}
-        lost = recover_options(cls, annotated, _decorator_options(_function_behind(cls)))
-        if lost:
+        elif OWN_OPTIONS not in cls.__dict__ and (options := options_of_class(cls)):
+            annotated = {name for each in resolve_all(self._app.annotations, cls) for name in each}
             logger.warning(
-                "%s was used before install(app): whether it says %s itself is not known any more, "
-                "and what task_annotations say counts",
+                "%s was used before install(app): calls until now were not unique, and "
+                "task_annotations replace its own options (%s). Call install(app) where the app "
+                "is made, before the first use of a task",
                 task.name,
-                ", ".join(lost),
+                ", ".join(sorted(annotated.intersection(options))) or "none here",
             )
+        wrap_task(self._app_state, task)
 
-    # -- in place of the app's methods -----------------------------------------------------
+    # -- replacements of the app's methods ----------------------------------------------------
 
     def task(self, *args: Any, **options: Any) -> Any:
-        """``@app.task`` and ``@app.task(...)``, as Celery has them."""
+        """``@app.task`` and ``@app.task(...)``, as in Celery."""
         if args:
             if callable(args[0]):
                 self._check_decorator(args[0], options)
@@ -115,9 +113,9 @@ class Definitions:
     def finalize(self, auto: bool = False) -> None:
         """Make every task, also those after one that is refused, and then raise.
 
-        Raised by itself, the error would stop Celery half-way in an app that counts as
-        finalized: calls by name would find no task, and with it no policy. Whoever asks for
-        it (a worker, beat) hears of a refused task each time, others once.
+        An error in between would leave Celery half-way in an app that counts as finalized:
+        calls by name would find no task, and so no policy. An explicit ``finalize()`` (a worker,
+        beat) raises each time, an implicit one once.
         """
         with self._app._finalize_mutex:
             if self._making_all:
@@ -131,8 +129,7 @@ class Definitions:
     # -- making all tasks -------------------------------------------------------------------
 
     def _make_all(self, auto: bool) -> None:
-        app = self._app
-        pending = list(app._pending)
+        pending = list(self._app._pending)
         self._begin_making_all()
         try:
             self._finalize(auto)
@@ -143,13 +140,12 @@ class Definitions:
             self._end_making_all()
 
     def _undo(self, pending: list[Any]) -> None:
-        """Not finalized, then: the next use tries again, and does not go on with as many tasks
-        as were made."""
+        """Mark the app as not finalized, so that the next use makes all tasks again."""
         app = self._app
         app.finalized = False
         app._pending.clear()
         app._pending.extend(pending)
-        # Celery would find its own, which it makes anew, to be others of the same names.
+        # Celery makes its own tasks anew, and would refuse them as others of the same names.
         for name in [name for name in app._tasks if name.startswith("celery.")]:
             del app._tasks[name]
 
@@ -162,20 +158,14 @@ class Definitions:
         self._making_all = False
         self._own_names, self._own_functions = set(), []
 
-    # -- at the decorator -------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------
 
     def _check_decorator(self, fun: Any, options: Mapping[str, Any]) -> None:
         name = options.get("name") or self._app.gen_task_name(fun.__name__, fun.__module__)
         if not name.startswith("celery."):
-            check_decorator(name, fun, options, options.get("base") or self._base_class())
-
-    def _base_class(self) -> type:
-        """What tasks of the app are based on, as far as that is settled: asking the app for it
-        would import it now, and settle it."""
-        base = self._app.__dict__.get("Task", self._app.task_cls)
-        return base if isinstance(base, type) else Task
-
-    # -- one task -------------------------------------------------------------------------------
+            # Not app.Task: that would import the app's base class now, and fix it.
+            base = options.get("base") or self._app.__dict__.get("Task", self._app.task_cls)
+            check_decorator(name, fun, options, base if isinstance(base, type) else Task)
 
     def _checked(self, task: Any, fun: Any = None) -> Any:
         if not task.name.startswith("celery."):
@@ -189,68 +179,44 @@ class Definitions:
     def _defaults(self) -> Mapping[str, Any]:
         try:
             return self._app_state.settings.app_defaults
-        except CeleryUniqueError:  # a wrong setting is told by the first call, or by a worker
+        except CeleryUniqueError:  # a wrong setting is raised by the first call, or by a worker
             return {}
 
     def _refuse(self, task: Any, fun: Any, error: CeleryUniqueError) -> None:
         if not self._making_all:
-            self._app._tasks.pop(task.name, None)  # a task that cannot be called is not there
+            self._app._tasks.pop(task.name, None)  # a task that cannot be called does not exist
             raise error
+        why = str(error).removeprefix(f"{task.name}: ")
         if self._is_of_another_app(task, fun) and is_wrong_by_itself(task):
-            leave_alone(task)
+            ignore_options(task)
             logger.warning(
                 "%s is not unique in this app, since another app defines it with: %s",
                 task.name,
-                _without_name(task, error),
+                why,
             )
             return
-        # It stays among the tasks: its calls raise, where without it they would not be unique.
+        # It stays registered: its calls raise, where without it they would not be unique.
         self._refused[task.name] = error
-        logger.error("%s cannot be called: %s", task.name, _without_name(task, error))
+        logger.error("%s cannot be called: %s", task.name, why)
 
     def _is_of_another_app(self, task: Any, fun: Any) -> bool:
+        """Whether the decorator of another app made ``fun`` a task, and not ``shared_task``.
+
+        Celery keeps a function in ``_on_app_finalizers`` for every task that all apps share, and
+        its module is the one of the decorator.
+        """
         if task.name in self._own_names or any(fun is own for own in self._own_functions):
             return False
-        return _is_shared_by_an_app(fun)
-
-
-def _without_name(task: Any, error: CeleryUniqueError) -> str:
-    return str(error).removeprefix(f"{task.name}: ")
+        return any(
+            maker.__module__ == Celery.__module__
+            and any(cell.cell_contents is fun for cell in maker.__closure__ or ())
+            for maker in list(_state._on_app_finalizers)
+        )
 
 
 def _function_of(promise: Any) -> Any:
-    """What a task that is not made yet will be made of; None if it is made."""
+    """The function of a task that is not made yet; None if it is made."""
     try:
         return object.__getattribute__(promise, "_Proxy__args")[0]
     except AttributeError:
         return None
-
-
-def _function_behind(cls: type) -> Any:
-    """What the class of a task was made of; None for one that its author has written."""
-    made_of = cls.__dict__.get("_decorated_fun", cls.__dict__.get("__wrapped__"))
-    return made_of.__func__ if isinstance(made_of, staticmethod) else made_of
-
-
-def _is_shared_by_an_app(fun: Any) -> bool:
-    """Whether an app's decorator made ``fun`` a task, and not ``shared_task``."""
-    return any(maker.__module__ == Celery.__module__ for maker, _ in _makers_of(fun))
-
-
-def _decorator_options(fun: Any) -> Mapping[str, Any] | None:
-    """What the decorator of ``fun`` was given; None where Celery has forgotten it."""
-    for _, kept in _makers_of(fun):
-        return next((each for each in kept if isinstance(each, dict)), None)
-    return None
-
-
-def _makers_of(fun: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """The functions that make ``fun`` a task in every app, and what each of them holds.
-
-    Celery keeps one for every task that is shared: those of ``shared_task``, and those of an
-    app's decorator, unless it says ``shared=False``. Its module tells which of the two it is.
-    """
-    for maker in list(_state._on_app_finalizers):
-        kept = [cell.cell_contents for cell in getattr(maker, "__closure__", None) or ()]
-        if fun is not None and any(each is fun for each in kept):
-            yield maker, kept

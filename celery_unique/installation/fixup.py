@@ -1,8 +1,7 @@
-"""``install``: how an app comes to know this library.
+"""The fix-up that patches one app and connects the signals of workers and beat.
 
-Registered as one of the app's fix-ups, which Celery pickles with the app and runs
-again where the app is rebuilt: an attribute set on the app alone would be lost in
-the children of a pool that spawns.
+Celery pickles the names of fix-ups with the app and applies them where the app is rebuilt: a
+plain attribute of the app would be lost in the children of a pool that spawns.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FIXUP = "celery_unique.installation:UniqueFixup"
 
 
 class UniqueFixup:
-    """Puts the hooks into one app, in every process in which the app comes to be."""
+    """Patches one app, in every process that builds it."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -45,8 +44,8 @@ class UniqueFixup:
         if app.control_cls == CELERYS_CONTROL:  # a user's own class is left alone
             app.control_cls = CONTROL
             app.__dict__.pop("control", None)
-        Definitions(self.app_state, app).watch()
-        # A name for each: up to 5.6, Celery takes the methods of two apps for one receiver.
+        Definitions(self.app_state, app).patch()
+        # A uid for each: up to 5.6, Celery takes the methods of two apps for one receiver.
         signals.celeryd_init.connect(self.on_celeryd_init, dispatch_uid=object())
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
@@ -56,29 +55,26 @@ class UniqueFixup:
         self._keep_alive.append(connect_body_end(self.app_state))
 
     def on_celeryd_init(self, instance: Any = None, **_: Any) -> None:
-        """Before Celery makes the broker's transport: without the redis package it fails there,
-        in words that do not say what to install."""
+        """Runs before Celery makes the broker's transport, which fails without the redis package
+        and does not name what to install."""
         if instance is not None and instance.app is self.app:
             _check_package(self.app_state)
 
     def on_worker_init(self, sender: Any = None, **_: Any) -> None:
-        """Before the pool is made: children must inherit what is done here."""
+        """Runs before the pool is made, so that its children inherit the wrapped tasks."""
         if sender is None or sender.app is not self.app:
             return
-        from celery_unique.worker.bootstrap import (
-            WorkerBootstrap,  # a client needs no celery.worker
-        )
+        from celery_unique.worker.bootstrap import WorkerBootstrap  # loads celery.worker
 
         for task in self.app.tasks.values():
             wrap_task(self.app_state, task)
         _check_store(self.app_state)
-        life = WorkerBootstrap(self.app_state, sender)
-        life.connect()
-        self._keep_alive.append(life)
+        bootstrap = WorkerBootstrap(self.app_state, sender)
+        bootstrap.connect()
+        self._keep_alive.append(bootstrap)
 
     def on_worker_process_shutdown(self, **_: Any) -> None:
-        """A process of the pool leaves without its exit handlers: what it has told the
-        store one way must be told before."""
+        """Send what is queued for the store: a pool process leaves without exit handlers."""
         self.app_state.flush()
 
     def on_beat_init(self, sender: Any = None, **_: Any) -> None:
@@ -87,8 +83,8 @@ class UniqueFixup:
 
 
 def _check_store(app_state: AppState) -> None:
-    """A worker or beat without a usable store stops where somebody sees it, if any of
-    its tasks needs one. (A signal's receiver cannot raise an ordinary exception.)"""
+    """Stop a worker or beat whose tasks need a store and have none. (The receiver of a signal
+    cannot raise an ordinary exception.)"""
     try:
         _ = app_state.store
     except ConfigurationError as error:
@@ -100,8 +96,8 @@ def _check_store(app_state: AppState) -> None:
 
 
 def _check_package(app_state: AppState) -> None:
-    """Only of a store that the broker or the result backend is taken for: a receiver that Celery
-    calls after this one may set another URL."""
+    """Checked only for a store that is the broker or the result backend: a later receiver of this
+    signal may set another URL."""
     try:
         if app_state.settings.store_url is None:
             _ = app_state.store

@@ -1,3 +1,5 @@
+"""Wraps one task: its eager calls and its body."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,19 +17,17 @@ from celery_unique.worker.body import around_body
 # AttributeError. (A new name: Celery's own attributes are left alone.)
 Context.unique = None
 
-_ADOPTED = "_celery_unique_adopted"
+_WRAPPED = "_celery_unique_wrapped"
 
 
 def wrap_task(app_state: AppState, task: Any) -> None:
-    """Put uniqueness around one task: its eager calls and its body.
-
-    On the instance, so that users' own base classes are left as they are.
-    """
-    if task.name is None or task.name.startswith("celery.") or _ADOPTED in task.__dict__:
+    """Wrap the task's ``apply`` and its body: on the instance, so that base classes of users
+    stay as they are."""
+    if task.name is None or task.name.startswith("celery.") or _WRAPPED in task.__dict__:
         return
-    task.__dict__[_ADOPTED] = True
-    # Retrying by itself belongs to the body, or the lock would be given back before the
-    # retry. Celery adds it last and only once: here, if this task is just being made.
+    task.__dict__[_WRAPPED] = True
+    # Automatic retries belong to the body, or the key would be released before the retry.
+    # Celery adds them last and only once: here, if this task is just being made.
     add_autoretry_behaviour(task)
     task.apply = around_apply(app_state, task, task.apply)
     if _has_own_call(task):
@@ -37,17 +37,15 @@ def wrap_task(app_state: AppState, task: Any) -> None:
 
 
 def _has_own_call(task: Any) -> bool:
-    """Whether the task's class has a ``__call__`` of its own. (Celery's own way to tell
-    says yes for every task in a worker, where Celery has changed ``Task.__call__``.)"""
+    """Whether a class below ``Task`` defines ``__call__``. (In a worker, Celery's own check is
+    true for every task, since Celery has replaced ``Task.__call__``.)"""
     classes = type(task).__mro__
     return any("__call__" in vars(cls) for cls in classes[: classes.index(Task)])
 
 
 def _wrap_call(app_state: AppState, task: Any) -> None:
-    """Celery runs a task with a ``__call__`` of its own through it: that is the body.
-
-    Python looks ``__call__`` up on the class, so the instance gets a class of its own.
-    """
+    """Wrap a task's own ``__call__``, which Celery runs as the body. Python looks it up on the
+    class, so the instance gets a class of its own."""
     cls = type(task)
 
     def bound(*args: Any, **kwargs: Any) -> Any:

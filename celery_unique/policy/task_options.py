@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from .policy import UniquePolicy, warn_once
 OWN_OPTIONS = "_celery_unique_options"
 #: Marks a class that stands in front of the task's own for its ``__call__`` alone.
 IN_FRONT = "_celery_unique_in_front"
-_LEFT_ALONE = "_celery_unique_left_alone"
+_IGNORED = "_celery_unique_ignored"
 #: What annotations and the app's defaults may still say, for the better of any decorator.
 _STILL_TO_COME = {
     "unique": True,
@@ -102,12 +102,12 @@ def signature_of(task: Any) -> inspect.Signature | None:
 def layers_of(task: Any) -> list[dict[str, Any]]:
     """What the task says itself, then what annotations say of it."""
     leaf = class_of(task)
-    if _LEFT_ALONE in leaf.__dict__:
+    if _IGNORED in leaf.__dict__:
         return []
     own = leaf.__dict__.get(OWN_OPTIONS)
     if own is None:  # bound unseen, so they are told apart no more
         return [_static_options(leaf.__mro__)]
-    attributes = _options_of_class(leaf)
+    attributes = options_of_class(leaf)
     annotations = {name: value for name, value in attributes.items() if name not in own}
     said = _said_by(leaf)
     check_names(annotations, "task_annotations")
@@ -137,7 +137,7 @@ def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
     return said
 
 
-def _options_of_class(cls: type) -> dict[str, Any]:
+def options_of_class(cls: type) -> dict[str, Any]:
     return _not_none(_options_in(cls))
 
 
@@ -172,21 +172,7 @@ def _is_ours(name: str) -> bool:
 def remember_options(cls: type) -> None:
     """Keep what a task's class says before annotations are written over it."""
     if OWN_OPTIONS not in cls.__dict__:
-        setattr(cls, OWN_OPTIONS, _options_of_class(cls))
-
-
-def recover_options(
-    cls: type, annotated: Collection[str], decorator: Mapping[str, Any] | None
-) -> list[str]:
-    """The same for a class over which ``annotated`` has been written already.
-
-    ``decorator`` are all options of the task's decorator, None where they are not known any
-    more. Returns the options of which nobody knows whether the task had said them, too.
-    """
-    attributes = _options_of_class(cls)
-    own = {name: value for name, value in attributes.items() if name not in annotated}
-    setattr(cls, OWN_OPTIONS, {**own, **options_among(decorator or {})})
-    return sorted(TASK_OPTIONS.intersection(annotated)) if decorator is None else []
+        setattr(cls, OWN_OPTIONS, options_of_class(cls))
 
 
 def _plain(value: Any) -> Any:
@@ -231,9 +217,9 @@ def is_wrong_by_itself(task: Any) -> bool:
     return False
 
 
-def leave_alone(task: Any) -> None:
+def ignore_options(task: Any) -> None:
     """Take nothing that the task says for an option: it is not meant for this library."""
-    setattr(class_of(task), _LEFT_ALONE, True)
+    setattr(class_of(task), _IGNORED, True)
 
 
 def _check_made(task: Any, layers: PolicyLayers) -> None:

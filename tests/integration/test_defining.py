@@ -615,11 +615,10 @@ def test_the_task_wins_over_annotations(base: type, shared: bool) -> None:
     assert rebuild.delay(7, full=True).outcome == "deduplicated"
 
 
-@pytest.mark.parametrize("base", [Task, FlaskTask, UniqueTask])
-def test_the_task_wins_over_annotations_when_it_was_made_before_installing(base: type) -> None:
+def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_first() -> None:
     app = plain_app(task_annotations=ANNOTATED)
 
-    @app.task(name="shop.rebuild", base=base, unique=True, unique_on_conflict="ignore")
+    @app.task(name="shop.rebuild", base=UniqueTask, unique=True, unique_on_conflict="ignore")
     def rebuild(shop_id: int, full: bool = False) -> None: ...
 
     app.finalize()
@@ -629,38 +628,49 @@ def test_the_task_wins_over_annotations_when_it_was_made_before_installing(base:
     assert rebuild.delay(7, full=True).outcome == "deduplicated"
 
 
-def test_an_annotation_gives_way_to_a_task_that_was_made_before_installing() -> None:
-    app = plain_app(task_annotations={"*": {"unique_on": "shop_id"}})
-
-    @app.task(name="shop.rebuild", shared=False, unique=True, unique_key="{full}")
-    def rebuild(shop_id: int, full: bool = False) -> None: ...
-
-    app.finalize()
-    celery_unique.install(app, store_url="memory://")
-
-    assert rebuild.delay(7, full=True).outcome == "created"
-    assert rebuild.delay(8, full=True).outcome == "deduplicated"
-
-
-def test_what_annotations_may_have_written_over_before_installing_is_logged(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("base", [Task, FlaskTask])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
+def test_a_task_that_was_used_before_installing_is_warned_of(
+    base: type, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = plain_app(task_annotations=ANNOTATED)
 
-    @app.task(name="shop.rebuild", shared=False, unique=True, unique_on_conflict="ignore")
+    @app.task(
+        name="shop.rebuild", base=base, shared=shared, unique=True, unique_on_conflict="ignore"
+    )
     def rebuild(shop_id: int, full: bool = False) -> None: ...
 
     @app.task(name="shop.count", shared=False, unique=True)
     def count(shop_id: int) -> None: ...
 
+    @app.task(name="shop.plain", shared=False)
+    def plain(shop_id: int) -> None: ...
+
     app.finalize()
     celery_unique.install(app, store_url="memory://")
 
+    lines = {each.args[0]: each for each in caplog.records if "install(app)" in each.getMessage()}  # type: ignore[index]
+    assert set(lines) == {"shop.rebuild", "shop.count"}
+    assert {each.levelno for each in lines.values()} == {logging.WARNING}
+    assert "before the first use of a task" in lines["shop.count"].getMessage()
+    assert "(unique_on, unique_on_conflict)" in lines["shop.rebuild"].getMessage()
+    # The annotations count, as the warning has it.
     rebuild.delay(7)
     with pytest.raises(DuplicateTask):
         rebuild.delay(7)
-    assert count.delay(7).outcome == "created"
-    (line,) = [each for each in caplog.records if "task_annotations" in each.getMessage()]
-    assert line.levelno == logging.WARNING
-    assert "shop.rebuild was used before install(app)" in line.getMessage()
-    assert "unique_on, unique_on_conflict" in line.getMessage()
+    assert [count.delay(7).outcome for _ in range(2)] == ["created", "deduplicated"]
+
+
+def test_a_task_that_was_only_defined_before_installing_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = plain_app(task_annotations=ANNOTATED)
+
+    @app.task(name="shop.rebuild", unique=True, unique_on_conflict="ignore")
+    def rebuild(shop_id: int, full: bool = False) -> None: ...
+
+    celery_unique.install(app, store_url="memory://")
+
+    assert rebuild.delay(7).outcome == "created"
+    assert rebuild.delay(7, full=True).outcome == "deduplicated"
+    assert "install(app)" not in caplog.text
