@@ -1,4 +1,4 @@
-"""What a call is told about uniqueness, as plain values."""
+"""Results of calls, with what became of each call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTCOMES = ("created", "deduplicated", "replaced", "joined", "rerun", "bypassed"
 
 @dataclass(slots=True)
 class CallOutcome:
-    """What a caller can ask of the result about uniqueness."""
+    """What became of a call, as its result shows it."""
 
     outcome: str = "bypassed"
     deduplicated: bool = False
@@ -70,17 +70,17 @@ class UniqueResult(_Facts, AsyncResult):
     def unique(self) -> StoredUnique | None:
         """What the result backend has stored of the task beside its result, from its end on.
 
-        Asks the backend, as ``result.state`` does. None where the task is not unique, has
+        Queries the backend, as ``result.state`` does. None where the task is not unique, has
         nothing stored yet, or where the backend keeps nothing but the result, or there is none.
         """
-        if isinstance(self.backend, DisabledBackend):  # it refuses every question
+        if isinstance(self.backend, DisabledBackend):  # it raises on every access
             return None
         return read(self._get_task_meta())
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
-        """Revoke the task that does the work. Its key is free at once if it has not started.
+        """Revoke the task that does the work. Its key is free immediately if it has not started.
 
-        A duplicate has no task of its own: this revokes the holder, for everybody. One that
+        A duplicate has no task of its own: this revokes the holder for all its callers. One that
         has joined the holder under its own id is revoked alone.
         """
         if self.deduplicated and self.outcome != "joined":
@@ -105,7 +105,7 @@ class UniqueResult(_Facts, AsyncResult):
 
 
 class UniqueEagerResult(_Facts, EagerResult):
-    """The result of a call that was carried out on the spot."""
+    """The result of an eager call."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_eager, (self.__reduce_args__(), self._facts)
@@ -124,7 +124,7 @@ def result_class(app: Any) -> type[UniqueResult]:
 
 
 def with_facts(result: Any, facts: CallOutcome) -> Any:
-    """Tell the facts through the result, where it is one of ours."""
+    """Set the facts of the result, where it is one of ours."""
     if isinstance(result, _Facts):
         result._facts = facts
     return result

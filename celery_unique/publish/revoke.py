@@ -1,8 +1,8 @@
-"""A revoked task frees its key at once, and does not run when its message is reached.
+"""Revoke of a queued task: its key is freed immediately, and its message does not run.
 
 The key of a task is known from its result, or because this process published it.
-For any other id the store is walked, for a bounded time: a revoke is a person's or
-an administrator's act, not one of the publishing or working path.
+For any other id the store is scanned, for a bounded time: a revoke is an administrator's
+act, not one of the publishing or working path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRESH_FOR_S = 5.0
 
 
 class UniqueControl(Control):
-    """Celery's remote control, telling the lock store of a revoke as well."""
+    """Celery's remote control, which also cancels a revoked task in the lock store."""
 
     def revoke(self, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         # Workers first: one of them may be about to start the task.
@@ -52,7 +52,7 @@ def free_keys(app_state: AppState, task_ids: Iterable[str]) -> int:
             if key is not None and cancel(app_state, key, task_id):
                 freed += 1
         except CeleryUniqueError as error:
-            # The workers have heard of it: the key is free when the message is reached.
+            # The workers have the revoke: the key is free when one receives the message.
             logger.warning("the key of revoked task %s is not free yet: %s", task_id, error)
     return freed
 
@@ -67,21 +67,21 @@ def cancel(app_state: AppState, key: str, task_id: str) -> bool:
         name = record.tasks[task_id].task_name
         reporting.released(name, task_id, app=app_state.app, key=key, reason=str(State.CANCELLED))
     if cancelled and record.following:
-        # Whoever follows it is revoked with it; or it was itself a follower.
-        app_state.in_background(lambda: _tell_followers(app_state, key))
+        # Its followers are revoked with it; or it was itself a follower.
+        app_state.in_background(lambda: _revoke_followers(app_state, key))
     return cancelled
 
 
-def _tell_followers(app_state: AppState, key: str) -> None:
+def _revoke_followers(app_state: AppState, key: str) -> None:
     try:
         reap_orphans(app_state, key)
     except Exception:
-        # The task is revoked all the same: a worker tells its followers when it looks next.
-        logger.warning("who follows a revoked task is not told yet", exc_info=True)
+        # The task is revoked anyway: a worker completes its followers in its next round.
+        logger.warning("followers of a revoked task are not revoked yet", exc_info=True)
 
 
 def _search(app_state: AppState, task_id: str, began: float) -> str | None:
-    """The key of an id that somebody else has published, perhaps a moment ago."""
+    """The key of an id that another process has published, perhaps a moment ago."""
     walked_at, took_s, found = app_state.found_keys
     # A revoke of many ids walks once; and a long walk is not repeated for each revoke.
     fresh = walked_at >= began or (took_s > LONG_WALK_S and began - walked_at < FRESH_FOR_S)
