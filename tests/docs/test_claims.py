@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from celery import Celery
 
-import celery_unique
 from celery_unique import (
     DuplicateTask,
     StoreUnavailable,
@@ -20,17 +18,14 @@ from celery_unique import (
     unique_store_error,
 )
 from celery_unique.config.app_state import state_of
+from tests.support.app import make_app
 
 #: Nothing listens there.
 NOWHERE = "redis://127.0.0.1:1/0"
-_numbers = itertools.count()
 
 
-def make_app(**settings: Any) -> tuple[Celery, Any]:
-    app = Celery(f"claims{next(_numbers)}", broker="memory://", backend="cache+memory://")
-    # The broker in memory is one for all apps of a process.
-    app.conf.task_default_queue = app.main
-    celery_unique.install(app, namespace=app.main, **settings)
+def make_task(**settings: Any) -> tuple[Celery, Any]:
+    app = make_app(**{f"unique_{name}": value for name, value in settings.items()})
 
     @app.task(unique=True, name=f"{app.main}.rebuild_index")
     def rebuild_index(shop_id: int) -> None: ...
@@ -39,7 +34,7 @@ def make_app(**settings: Any) -> tuple[Celery, Any]:
 
 
 def test_a_key_is_logged_at_debug_and_nowhere_above(caplog: pytest.LogCaptureFixture) -> None:
-    _, task = make_app()
+    _, task = make_task()
     with caplog.at_level(logging.DEBUG):
         key = task.delay(7).unique_key
         task.delay(7)
@@ -59,7 +54,7 @@ def test_a_key_is_logged_at_debug_and_nowhere_above(caplog: pytest.LogCaptureFix
 def test_a_key_is_not_logged_when_the_store_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _, task = make_app(store_url=NOWHERE, on_store_error="publish")
+    _, task = make_task(store_url=NOWHERE, on_store_error="publish")
 
     with caplog.at_level(logging.INFO):
         key = task.delay(7).unique_key
@@ -70,7 +65,7 @@ def test_a_key_is_not_logged_when_the_store_does_not_answer(
 
 
 def test_a_concealed_holder_is_told_to_nobody() -> None:
-    _, task = make_app(conceal_holder=True)
+    _, task = make_task(conceal_holder=True)
     first = task.delay(7)
 
     for on_conflict in ("ignore", "reject"):
@@ -83,7 +78,7 @@ def test_a_concealed_holder_is_told_to_nobody() -> None:
 
 
 def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal() -> None:
-    _, task = make_app(store_url=NOWHERE, store_timeout=2)
+    _, task = make_task(store_url=NOWHERE, store_timeout=2)
     told = []
 
     def on_error(sender: str, act: str, exception: Exception, **extra: Any) -> None:
@@ -102,7 +97,7 @@ def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal()
 
 
 def test_by_setting_a_call_is_published_without_a_lock() -> None:
-    app, task = make_app(store_url=NOWHERE, on_store_error="publish")
+    app, task = make_task(store_url=NOWHERE, on_store_error="publish")
 
     results = [task.delay(7), task.delay(7)]
 
@@ -113,7 +108,7 @@ def test_by_setting_a_call_is_published_without_a_lock() -> None:
 
 
 def test_after_two_failures_the_store_is_left_alone() -> None:
-    _, task = make_app(store_url=NOWHERE)
+    _, task = make_task(store_url=NOWHERE)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             task.delay(7)
@@ -125,7 +120,7 @@ def test_after_two_failures_the_store_is_left_alone() -> None:
 def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    app, task = make_app()
+    app, task = make_task()
     task.delay(7)
     state_of(app).store.clock_offset_ms += 61 * 60 * 1000
 
@@ -139,7 +134,7 @@ def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
 
 
 def test_two_apps_of_one_process_have_each_their_own_locks() -> None:
-    (one, task_of_one), (other, task_of_other) = make_app(), make_app()
+    (one, task_of_one), (other, task_of_other) = make_task(), make_task()
     task_of_one.delay(7)
 
     assert lookup(task_of_one, (7,)) is not None
@@ -148,7 +143,7 @@ def test_two_apps_of_one_process_have_each_their_own_locks() -> None:
 
 
 def test_an_error_in_a_receiver_stops_nothing() -> None:
-    _, task = make_app()
+    _, task = make_task()
 
     def fail(**facts: Any) -> None:
         raise RuntimeError("a receiver of the user")

@@ -20,7 +20,7 @@ from celery_unique import (
     release,
 )
 from celery_unique.config.app_state import state_of
-from tests.integration import apps
+from tests.support import app as apps
 
 
 @pytest.fixture

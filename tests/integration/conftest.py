@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import make_app
+from tests.support.app import make_app
 
 STORES = [
     pytest.param("memory", id="memory"),

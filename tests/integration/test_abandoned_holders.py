@@ -12,7 +12,7 @@ from celery_unique import DuplicateTask
 from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
 from celery_unique.stores.base import Held
-from tests.integration.apps import advance, messages, take_messages
+from tests.support.app import advance, messages, take_messages
 
 RUN_LEASE_MS = 60_000
 DAY_MS = 86_400_000

@@ -17,9 +17,9 @@ from celery_unique.contrib import prometheus
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.memory import MemoryStore
 from tests.docs.pages import DOCS, blocks
-from tests.integration.apps import advance, make_app, take_messages, value_of, working
 from tests.support import eventually
 from tests.support.alerts import RULES, Scrape, check_alerts, promtool, read_exposition
+from tests.support.app import advance, make_app, take_messages, value_of, working
 
 pytestmark = pytest.mark.slow
 

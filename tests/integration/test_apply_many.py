@@ -16,7 +16,7 @@ import celery_unique
 from celery_unique import BatchInterrupted, DuplicateTask, StoreUnavailable, apply_many
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
-from tests.integration.apps import locks, make_app, messages, plain_app, value_of, working
+from tests.support.app import locks, make_app, messages, plain_app, value_of, working
 
 NOWHERE = "redis://127.0.0.1:1/0"
 

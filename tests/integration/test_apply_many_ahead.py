@@ -12,8 +12,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_unique import BatchInterrupted, StoreUnavailable, apply_many, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
-from tests.integration.apps import flush, locks, make_app, messages
 from tests.support import RedisServer, eventually
+from tests.support.app import flush, locks, make_app, messages
 
 pytestmark = pytest.mark.server
 

@@ -17,7 +17,7 @@ from celery_unique import DuplicateTask, InvalidPolicy, UniqueKeyError, UniquePo
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.header import HEADER
 from celery_unique.policy import policy as policy_module
-from tests.integration.apps import advance, flush, locks, make_app, messages, plain_app
+from tests.support.app import advance, flush, locks, make_app, messages, plain_app
 
 NAME = "shop.rebuild"
 

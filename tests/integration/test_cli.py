@@ -17,7 +17,7 @@ from celery_unique import lookup
 from celery_unique.cli import main, unique
 from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import Claim
-from tests.integration.apps import advance, flush, make_app, plain_app
+from tests.support.app import advance, flush, make_app, plain_app
 
 Run = Callable[..., "Ran"]
 

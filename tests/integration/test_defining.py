@@ -12,7 +12,7 @@ from celery import Celery, Task, _state, shared_task
 
 import celery_unique
 from celery_unique import ConfigurationError, DuplicateTask, InvalidPolicy, UniqueTask, lookup
-from tests.integration.apps import make_app, messages, plain_app, working
+from tests.support.app import make_app, messages, plain_app, working
 
 
 def outcomes_by_name(app: Celery, name: str, times: int = 2) -> list[str]:

@@ -20,7 +20,7 @@ from celery_unique import (
     lookup,
 )
 from celery_unique.publish import eager
-from tests.integration.apps import locks, make_app, messages
+from tests.support.app import locks, make_app, messages
 
 
 @pytest.fixture

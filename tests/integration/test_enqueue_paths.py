@@ -17,8 +17,8 @@ from celery.signals import before_task_publish
 
 import celery_unique
 from celery_unique import UniqueResult, lookup
-from tests.integration.apps import flush, locks, make_app, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import flush, locks, make_app, messages, value_of, working
 from tests.support.worker import REPOSITORY
 
 
@@ -496,7 +496,7 @@ DJANGO = """
     from celery.contrib.django.task import DjangoTask
     from django.db import transaction
     import celery_unique
-    from tests.integration.apps import messages
+    from tests.support.app import messages
 
     app = Celery("shop", broker="memory://", task_default_queue="q")
     celery_unique.install(app)

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_unique.header import LockHeader
 from celery_unique.worker.monitor_events import ROWS, DuplicateEvents, Duplicates, sends_events
-from tests.integration.apps import make_app, value_of, working
+from tests.support.app import make_app, value_of, working
 
 KEY = f"1:{'ab' * 32}"
 

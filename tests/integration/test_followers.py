@@ -22,8 +22,8 @@ from celery_unique import DuplicateTask, IdempotencyKeyConflict, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.promote import reap_orphans
-from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, locks, make_app, messages, value_of, working
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from celery_unique import DuplicateTask, apply_many
 from celery_unique.config.app_state import state_of
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores.base import Start
-from tests.integration.apps import advance
+from tests.support.app import advance
 
 DELAYS = pytest.mark.parametrize(
     ("options", "state"), [({}, "available"), ({"countdown": 60}, "scheduled")]

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_unique import IdempotencyKeyConflict, lookup, release
-from tests.integration.apps import make_app, messages
+from tests.support.app import make_app, messages
 
 #: Ten thousand in all, no two stores with the same: most on Redis and PostgreSQL, which a key could
 #: hurt by what it contains.

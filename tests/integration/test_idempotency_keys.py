@@ -30,8 +30,8 @@ from celery_unique import (
 from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.policy import policy as policies
-from tests.integration.apps import advance, flush, locks, make_app, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, locks, make_app, messages, value_of, working
 from tests.support.worker import REPOSITORY
 
 KEY = "job:batch_12345"

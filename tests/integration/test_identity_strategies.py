@@ -18,7 +18,7 @@ from celery_unique import (
     lookup,
     time_bucket,
 )
-from tests.integration.apps import advance, locks, make_app, messages
+from tests.support.app import advance, locks, make_app, messages
 
 STRATEGIES = ("strict", "caller_provided", "always_unique")
 

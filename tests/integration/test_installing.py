@@ -14,7 +14,8 @@ from celery import Celery, Task, shared_task
 
 import celery_unique
 from celery_unique import InvalidPolicy, UniqueResult, UniqueTask, lookup
-from tests.integration.apps import (
+from tests.support import Worker, eventually, filesystem_settings
+from tests.support.app import (
     flush,
     locks,
     make_app,
@@ -23,7 +24,6 @@ from tests.integration.apps import (
     value_of,
     working,
 )
-from tests.support import Worker, eventually, filesystem_settings
 from tests.support.worker import REPOSITORY
 
 

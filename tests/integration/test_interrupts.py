@@ -28,8 +28,8 @@ from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete
 from celery_unique.header import LockHeader
 from celery_unique.publish import coordinator
-from tests.integration.apps import make_app, messages, take_messages
 from tests.support import RedisServer
+from tests.support.app import make_app, messages, take_messages
 from tests.support.interrupts import Interruption, line_of, named, of_package
 
 #: At points and not at lines, also in the client libraries that this one calls.

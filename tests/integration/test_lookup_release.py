@@ -21,8 +21,8 @@ from celery_unique import (
     release,
 )
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import advance, flush, make_app, messages, plain_app, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, make_app, messages, plain_app, value_of, working
 
 NAME = "shop.rebuild"
 SOON = timedelta(seconds=30)

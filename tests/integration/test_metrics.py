@@ -11,7 +11,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.contrib import prometheus
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.memory import MemoryStore
-from tests.integration.apps import advance, make_app, plain_app, value_of, working
+from tests.support.app import advance, make_app, plain_app, value_of, working
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_unique import lookup
 from celery_unique.header import HEADER
-from tests.integration.apps import flush, locks, messages, value_of, working
+from tests.support.app import flush, locks, messages, value_of, working
 
 pytestmark = pytest.mark.versions
 

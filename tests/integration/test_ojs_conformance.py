@@ -20,8 +20,8 @@ from celery import Celery
 
 from celery_unique import DuplicateTask, lookup
 from celery_unique.publish.conflicts import STRATEGIES
-from tests.integration.apps import advance, flush, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, messages, value_of, working
 
 # The cases leave "pending" or others out of their states, and are warned about it.
 pytestmark = pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")

@@ -15,8 +15,8 @@ import pytest
 from celery import Celery
 
 from celery_unique import DuplicateTask, InvalidPolicy, lookup
-from tests.integration.apps import advance, flush, locks, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, locks, messages, value_of, working
 
 REJECT = {"keys": ["type", "args"], "on_conflict": "reject"}
 

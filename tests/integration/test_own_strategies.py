@@ -13,7 +13,7 @@ from celery.worker.strategy import default
 from celery_unique import InvalidPolicy
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.policy import policy as policy_module
-from tests.integration.apps import make_app, messages
+from tests.support.app import make_app, messages
 
 
 class Collecting(Task):

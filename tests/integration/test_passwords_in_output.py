@@ -16,7 +16,7 @@ import pytest
 import celery_unique
 from celery_unique.cli import main
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import plain_app
+from tests.support.app import plain_app
 
 #: "7731" may be taken for a port, and is no line number of a traceback.
 PASSWORDS = [f"{head}{special}tail9x" for head in ("h3ad", "7731") for special in "@/?#:;%[&"]

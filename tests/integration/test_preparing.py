@@ -22,8 +22,8 @@ from celery_unique.header import HEADER
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores.redis import connections
 from celery_unique.stores.redis import store as redis_store
-from tests.integration.apps import flush, locks, make_app, messages, plain_app
 from tests.support import RedisServer, TcpProxy, eventually
+from tests.support.app import flush, locks, make_app, messages, plain_app
 
 pytestmark = pytest.mark.server
 

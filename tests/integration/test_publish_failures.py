@@ -23,8 +23,8 @@ from celery_unique import StoreUnavailable, UniqueKeyError, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores import circuit_breaker as breaker
-from tests.integration.apps import flush, locks, make_app, messages, value_of, working
 from tests.support import RedisServer, TcpProxy, eventually, quickest
+from tests.support.app import flush, locks, make_app, messages, value_of, working
 from tests.support.server import HOST, free_port
 from tests.support.worker import REPOSITORY
 
@@ -287,7 +287,7 @@ def test_a_duplicate_whose_holder_fails_to_publish_meanwhile_is_published_itself
 
 DIES = """
     import os, sys
-    from tests.integration.apps import make_app
+    from tests.support.app import make_app
 
     app = make_app(sys.argv[1])
 

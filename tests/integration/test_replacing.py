@@ -17,7 +17,9 @@ from kombu.exceptions import OperationalError
 from celery_unique import DuplicateTask, StoreUnavailable, lookup, unique_superseded
 from celery_unique.config.app_state import state_of
 from celery_unique.reporting import unique_acquired
-from tests.integration.apps import (
+from tests.integration.test_publish_failures import SlowPublish, raising, replace_publish
+from tests.support import eventually
+from tests.support.app import (
     Sent,
     advance,
     flush,
@@ -27,8 +29,6 @@ from tests.integration.apps import (
     value_of,
     working,
 )
-from tests.integration.test_publish_failures import SlowPublish, raising, replace_publish
-from tests.support import eventually
 
 
 class Shop:

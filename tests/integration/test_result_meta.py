@@ -16,7 +16,7 @@ import celery_unique
 from celery_unique.publish import stored_meta
 from celery_unique.publish.results import UniqueResult
 from celery_unique.publish.stored_meta import StoredUnique
-from tests.integration.apps import make_app, plain_app, value_of, working
+from tests.support.app import make_app, plain_app, value_of, working
 
 #: Up to 5.6 Celery's table has no column for it.
 DATABASE_KEEPS = celery.VERSION[:2] >= (5, 7)

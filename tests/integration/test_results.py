@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_unique import DuplicateTask, UniqueResult, lookup
-from tests.integration.apps import flush, make_app, messages, value_of, working
 from tests.support import eventually
+from tests.support.app import flush, make_app, messages, value_of, working
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from celery_unique import DuplicateTask, apply_many, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
 from celery_unique.stores.redis import scripts
-from tests.integration.apps import flush, make_app, value_of, working
 from tests.support import RedisServer, TcpProxy, Worker
+from tests.support.app import flush, make_app, value_of, working
 
 pytestmark = pytest.mark.server
 

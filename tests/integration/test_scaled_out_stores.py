@@ -10,8 +10,8 @@ from celery import Celery
 
 import celery_unique
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import flush, make_app, value_of, working
 from tests.support import TlsRedisServer
+from tests.support.app import flush, make_app, value_of, working
 
 URLS = ["cluster_url", "sentinel_url", "mariadb_url"]
 

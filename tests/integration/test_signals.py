@@ -11,8 +11,8 @@ from celery.exceptions import Ignore, Reject
 
 import celery_unique
 from celery_unique import DuplicateTask
-from tests.integration.apps import advance, flush, make_app, value_of, working
 from tests.support import eventually
+from tests.support.app import advance, flush, make_app, value_of, working
 
 SIGNALS = (
     "unique_acquired",

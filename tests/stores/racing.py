@@ -37,7 +37,7 @@ PATIENCE_S = 60.0
 #: What racers import, and what is imported when they begin.
 PRELOADED = [
     "tests.stores.racing",
-    "tests.integration.apps",
+    "tests.support.app",
     "celery.app.amqp",
     "celery.app.events",
     "celery.backends.cache",

@@ -29,7 +29,7 @@ from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS
 from celery_unique.policy.fields import OPTION_OF
 from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN, known_schemes
-from tests.integration.apps import locks, make_app, messages, plain_app
+from tests.support.app import locks, make_app, messages, plain_app
 from tests.unit.config.wrong_urls import CANNOT_BE_WRONG, WRONG_URLS, django_settings
 from tests.unit.test_bad_input import (
     A_CURE,

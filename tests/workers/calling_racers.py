@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Attempt, Round
+from tests.support.app import make_app, take_messages
 from tests.workers.apps.shop import make_shop
 
 

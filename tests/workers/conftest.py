@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import RedisServer
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,16 +30,24 @@ def tag(request: pytest.FixtureRequest) -> str:
 
 
 class MakeStage:
-    """``make_stage(pool="threads")``: an empty Redis database, and no worker yet."""
+    """``make_stage(pool="threads")``: an empty Redis database, and no worker yet.
 
-    def __init__(self, redis_server: RedisServer, directories: pytest.TempPathFactory) -> None:
+    ``options`` are those of every stage that it makes.
+    """
+
+    def __init__(
+        self, redis_server: RedisServer, directories: pytest.TempPathFactory, **options: Any
+    ) -> None:
         self._redis_server = redis_server
         self._directories = directories
+        self._options = options
         self.stages: list[Stage] = []
 
     def __call__(self, *, broker: str | None = None, **options: Any) -> Stage:
         url = self._redis_server.fresh_url()
-        stage = Stage(broker or url, url, self._directories.mktemp("stage"), **options)
+        options = {**self._options, "broker": broker or url, "redis_url": url, **options}
+        options.setdefault("directory", self._directories.mktemp("stage"))
+        stage = Stage(**options)
         self.stages.append(stage)
         return stage
 
@@ -53,7 +61,7 @@ def make_stage(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeStage]:
     """For a stage that the tests of a module share."""
-    make = MakeStage(redis_server, tmp_path_factory)
+    make = MakeStage(redis_server, tmp_path_factory, tasks="ends", concurrency=2)
     yield make
     make.close()
 
@@ -63,6 +71,6 @@ def own_stage(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeStage]:
     """For a stage of one test alone, whose workers end with it."""
-    make = MakeStage(redis_server, tmp_path_factory)
+    make = MakeStage(redis_server, tmp_path_factory, tasks="ends", concurrency=2)
     yield make
     make.close()

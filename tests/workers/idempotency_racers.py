@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from celery_unique import IdempotencyKeyConflict
 from celery_unique.config.app_state import state_of
-from tests.integration.apps import make_app, take_messages
 from tests.stores.racing import Round
+from tests.support.app import make_app, take_messages
 
 
 class Keyed(NamedTuple):

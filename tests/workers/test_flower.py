@@ -15,7 +15,7 @@ from celery_unique.worker.monitor_events import ROWS
 from tests.support import RedisServer, Worker, eventually
 from tests.support.browser import keep_screenshot
 from tests.support.flower import Flower
-from tests.workers.apps.watched import make_app, sign
+from tests.workers.apps.watched import sign, watched_app
 
 pytestmark = [pytest.mark.slow]
 
@@ -65,7 +65,7 @@ def story(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
         APP, log_path=directory / "worker.log", concurrency=2, env=env, args=["-E"], name="shop"
     )
     flower = Flower(APP, log_path=directory / "flower.log", env=env)
-    app = make_app(url, task_send_sent_event=True)
+    app = watched_app(url, task_send_sent_event=True)
     try:
         worker.start(timeout=WAIT_S)
         flower.start(worker.hostname)

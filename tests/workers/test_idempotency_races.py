@@ -12,9 +12,9 @@ import pytest
 import celery_unique
 from celery_unique import IdempotencyKeyConflict
 from tests.stores.racing import PROCESSES, ROUNDS, Racers, overlap_of
+from tests.support.stage import Stage
 from tests.workers.conftest import MakeStage
 from tests.workers.idempotency_racers import Keyed, keyed_racer
-from tests.workers.stage import Stage
 
 STORES = [
     pytest.param("redis_url", id="redis", marks=pytest.mark.server),

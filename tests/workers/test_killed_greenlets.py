@@ -7,7 +7,7 @@ from collections.abc import Callable
 import celery
 import pytest
 
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 

@@ -10,7 +10,7 @@ import celery
 import pytest
 
 from tests.support import RabbitMQServer
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 

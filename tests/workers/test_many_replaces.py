@@ -16,7 +16,7 @@ import pytest
 from celery_unique.config.app_state import state_of
 from celery_unique.stores.record import MARKS_INLINE
 from tests.support import RedisServer, eventually
-from tests.workers.replacing_stage import ReplacingStage
+from tests.support.stage import Stage
 
 REPLACES = int(os.environ.get("CELERY_UNIQUE_REPLACES", "600"))
 SLICES = 10
@@ -30,7 +30,8 @@ def test_a_key_that_is_replaced_again_and_again(
     redis_server: RedisServer, tmp_path: Path, report: Callable[[str], None]
 ) -> None:
     url = redis_server.fresh_url()
-    stage = ReplacingStage(url, url, tmp_path, pool="threads", unique_run_lease=15)
+    options: Any = {"broker": url, "redis_url": url, "unique_run_lease": 15}
+    stage = Stage("replacing", tmp_path, pool="threads", **options)
     try:
         stage.start_worker(concurrency=2)
         other = stage.send("hold_on", "another key")  # it runs until the end of this test
@@ -65,7 +66,7 @@ def test_a_key_that_is_replaced_again_and_again(
         assert stage.values("the key") == [REPLACES - 1]
         stage.wait_until_nothing_is_left(last.unique_key, timeout=PATIENCE_S)
 
-        held = stage.record(other.unique_key).tasks[other.id]
+        held = stage.record_of(other.unique_key).tasks[other.id]
         assert held.state == "r"
         assert not stage.workers[-1].log().count("its lock lapsed")
     finally:

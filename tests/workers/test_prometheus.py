@@ -21,7 +21,7 @@ from celery_unique import Lock, lookup
 from tests.support import RedisServer, TcpProxy, Worker, eventually
 from tests.support.alerts import Scrape, check_alerts, read_exposition
 from tests.support.server import HOST, free_port
-from tests.workers.apps.watched import make_app, sign
+from tests.workers.apps.watched import sign, watched_app
 
 pytestmark = [pytest.mark.slow]
 
@@ -85,7 +85,7 @@ def watching(url: str, directory: Path, pool: str, env: dict[str, str]) -> Itera
         env={"WATCHED_REDIS": url, "WATCHED_METRICS": str(port), **env},
         name="shop",
     )
-    app = make_app(url)
+    app = watched_app(url)
     worker.start(timeout=WAIT_S)
     try:
         yield Watched(app, worker, port)

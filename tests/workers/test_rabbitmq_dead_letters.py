@@ -14,7 +14,7 @@ import pytest
 from kombu import Connection, Queue
 
 from tests.support import RabbitMQServer, eventually
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 

@@ -21,10 +21,11 @@ from celery_unique import DuplicateTask, unique_superseded
 from celery_unique.stores.record import Record, TaskEntry
 from tests.stores.racing import Racers, overlap_of
 from tests.support import RedisServer, eventually
+from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.replacing_stage import (
+from tests.workers.conftest import MakeStage
+from tests.workers.replaced import (
     Accepted,
-    ReplacingStage,
     Watcher,
     judge,
     replace_racer,
@@ -37,27 +38,19 @@ SLACK_S = 20.0
 @pytest.fixture(scope="module")
 def make_stage(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., ReplacingStage]]:
-    stages: list[ReplacingStage] = []
-
-    def make(**options: Any) -> ReplacingStage:
-        url = redis_server.fresh_url()
-        stage = ReplacingStage(url, url, tmp_path_factory.mktemp("stage"), **options)
-        stages.append(stage)
-        return stage
-
+) -> Iterator[MakeStage]:
+    make = MakeStage(redis_server, tmp_path_factory, tasks="replacing")
     yield make
-    for stage in stages:
-        stage.close()
+    make.close()
 
 
 @pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., ReplacingStage]) -> ReplacingStage:
+def shared_stage(make_stage: MakeStage) -> Stage:
     return make_stage()
 
 
 @pytest.fixture
-def stage(shared_stage: ReplacingStage) -> ReplacingStage:
+def stage(shared_stage: Stage) -> Stage:
     """With a worker that sends events."""
     if not shared_stage.workers:
         shared_stage.start_worker(args=["-E"])
@@ -78,7 +71,7 @@ def superseded() -> Iterator[list[tuple[str, str, str]]]:
 
 
 @pytest.fixture
-def events(stage: ReplacingStage) -> Iterator[list[dict[str, Any]]]:
+def events(stage: Stage) -> Iterator[list[dict[str, Any]]]:
     """The task-revoked events of the worker."""
     seen: list[dict[str, Any]] = []
     ready, stop = threading.Event(), threading.Event()
@@ -102,7 +95,7 @@ def events(stage: ReplacingStage) -> Iterator[list[dict[str, Any]]]:
     thread.join(10)
 
 
-def assert_superseded(stage: ReplacingStage, old: Any, new: Any) -> None:
+def assert_superseded(stage: Stage, old: Any, new: Any) -> None:
     """Ended in the result backend, at once, with the reason and the id."""
     ended = stage.app.AsyncResult(old.id)
     assert ended.state == "REVOKED"
@@ -110,7 +103,7 @@ def assert_superseded(stage: ReplacingStage, old: Any, new: Any) -> None:
     assert str(ended.result) == f"superseded by task {new.id}"
 
 
-def assert_dropped(stage: ReplacingStage, old: Any, new: Any, tag: str) -> None:
+def assert_dropped(stage: Stage, old: Any, new: Any, tag: str) -> None:
     """The worker has reached the old message: signal, the same end, no run, nothing left."""
     eventually(lambda: stage.told_revoked(old.id), timeout=20, message="not dropped")
     assert stage.told_revoked(old.id) == [
@@ -124,7 +117,7 @@ def assert_dropped(stage: ReplacingStage, old: Any, new: Any, tag: str) -> None:
 
 
 def test_a_replaced_task_ends_at_once_and_never_runs(
-    stage: ReplacingStage,
+    stage: Stage,
     events: list[dict[str, Any]],
     superseded: list[tuple[str, str, str]],
     tag: str,
@@ -150,7 +143,7 @@ def test_a_replaced_task_ends_at_once_and_never_runs(
 
 
 def test_a_replaced_task_that_waits_for_its_eta_in_a_worker_never_runs(
-    stage: ReplacingStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     for countdown in (2, 8, 30):  # a busy machine may be late for the first
         tag = f"{tag}-{countdown}"
@@ -169,7 +162,7 @@ def test_a_replaced_task_that_waits_for_its_eta_in_a_worker_never_runs(
     stage.wait_until_nothing_is_left(new.unique_key)
 
 
-def test_a_replaced_task_in_another_queue_never_runs(stage: ReplacingStage, tag: str) -> None:
+def test_a_replaced_task_in_another_queue_never_runs(stage: Stage, tag: str) -> None:
     old = stage.send("replace", tag, 1, queue=f"other-{tag}")
 
     new = stage.send("replace", tag, 2)
@@ -182,9 +175,7 @@ def test_a_replaced_task_in_another_queue_never_runs(stage: ReplacingStage, tag:
     stage.wait_until_nothing_is_left(new.unique_key)
 
 
-def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(
-    stage: ReplacingStage, tag: str
-) -> None:
+def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(stage: Stage, tag: str) -> None:
     old = stage.send("replace", tag, 1, countdown=1, queue=f"held-back-{tag}")
 
     called_at = time.time()
@@ -200,7 +191,7 @@ def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(
 
 @pytest.mark.parametrize("countdown", [None, 60], ids=["at once", "later"])
 def test_the_schedule_of_a_replaced_task_is_kept(
-    stage: ReplacingStage, tag: str, countdown: float | None
+    stage: Stage, tag: str, countdown: float | None
 ) -> None:
     called_at = time.time()
     old = stage.send("keep_schedule", tag, 1, countdown=2, queue=f"held-back-{tag}")
@@ -216,7 +207,7 @@ def test_the_schedule_of_a_replaced_task_is_kept(
     assert_dropped(stage, old, new, tag)
 
 
-def test_a_task_that_runs_is_not_replaced(stage: ReplacingStage, tag: str) -> None:
+def test_a_task_that_runs_is_not_replaced(stage: Stage, tag: str) -> None:
     running = stage.send("rerun", tag, 0)
     stage.wait_for_runs(tag)
 
@@ -240,7 +231,7 @@ REPLACEMENTS = 2000
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
-    make_stage: Callable[..., ReplacingStage], tag: str, report: Callable[[str], None]
+    make_stage: MakeStage, tag: str, report: Callable[[str], None]
 ) -> None:
     stage = make_stage()
     for _ in range(2):
@@ -253,7 +244,7 @@ def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
     with Racers(PROCESSES) as racers, Watcher(stage, key) as watcher:
         rounds = racers.race(replace_racer, stage.settings, tag, rounds=REPLACEMENTS // PROCESSES)
         took_s = time.monotonic() - began
-        eventually(lambda: not stage.record(key).tasks, timeout=60, message="a task is left")
+        eventually(lambda: not stage.record_of(key).tasks, timeout=60, message="a task is left")
     stage.wait_until_nothing_is_left(key, timeout=60)
 
     calls = [
@@ -279,7 +270,7 @@ def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
     assert watcher.most_in_limbo > 0
 
 
-def test_the_watcher_sees_two_holders_and_not_one_in_limbo(shared_stage: ReplacingStage) -> None:
+def test_the_watcher_sees_two_holders_and_not_one_in_limbo(shared_stage: Stage) -> None:
     watcher = Watcher(shared_stage, "no key")
     old, new = TaskEntry("w", 0, 1), TaskEntry("p", 0, 1)
 
@@ -361,7 +352,7 @@ class FailingBroker:
 
 @pytest.mark.slow
 def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
-    make_stage: Callable[..., ReplacingStage], tag: str, report: Callable[[str], None]
+    make_stage: MakeStage, tag: str, report: Callable[[str], None]
 ) -> None:
     stage = make_stage(task_publish_retry=False)
     broker = FailingBroker(stage.app, seed=20)
@@ -376,7 +367,7 @@ def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
     stage.start_worker(pool="threads", concurrency=4)
 
     def records() -> list[Record]:
-        return [stage.record(stage.key("replace", each)) for each in accepted]
+        return [stage.record("replace", each) for each in accepted]
 
     # Every message is reached; what was not sent leaves a mark that waits for it in vain.
     eventually(
@@ -404,7 +395,7 @@ def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
 
 @pytest.mark.slow
 def test_five_hundred_calls_during_a_run_give_one_more_with_the_last_arguments(
-    make_stage: Callable[..., ReplacingStage], tag: str, report: Callable[[str], None]
+    make_stage: MakeStage, tag: str, report: Callable[[str], None]
 ) -> None:
     stage = make_stage()
     stage.start_worker(pool="threads", concurrency=2)
@@ -439,7 +430,7 @@ KEYS_PER_KILL = 10
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(
-    make_stage: Callable[..., ReplacingStage], tag: str, report: Callable[[str], None]
+    make_stage: MakeStage, tag: str, report: Callable[[str], None]
 ) -> None:
     stage = make_stage(
         pool="threads",
@@ -481,7 +472,7 @@ def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(
 
 
 def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
-    stage: ReplacingStage, tag: str, report: Callable[[str], None]
+    stage: Stage, tag: str, report: Callable[[str], None]
 ) -> None:
     for attempt in range(4):  # on a busy machine a second may pass between two of the calls
         tag = f"{tag}-{attempt}"
@@ -509,7 +500,7 @@ def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
 
 @pytest.mark.slow
 def test_a_steady_stream_of_calls_runs_at_least_every_max_wait(
-    stage: ReplacingStage, tag: str, report: Callable[[str], None]
+    stage: Stage, tag: str, report: Callable[[str], None]
 ) -> None:
     began, calls = time.time(), 0
     while time.time() < began + 11:
@@ -536,7 +527,7 @@ def test_a_steady_stream_of_calls_runs_at_least_every_max_wait(
 
 
 def test_a_task_that_schedules_itself_runs_a_hundred_times_in_a_row(
-    stage: ReplacingStage, tag: str, report: Callable[[str], None]
+    stage: Stage, tag: str, report: Callable[[str], None]
 ) -> None:
     began = time.monotonic()
     first = stage.send("poll", tag)

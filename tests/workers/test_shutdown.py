@@ -11,7 +11,7 @@ import pytest
 
 import celery_unique
 from tests.support import eventually
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 

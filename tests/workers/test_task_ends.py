@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support import eventually
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "solo", "gevent"])

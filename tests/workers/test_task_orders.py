@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import RabbitMQServer
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 
 @pytest.fixture(scope="module")

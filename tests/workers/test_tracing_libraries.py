@@ -18,7 +18,7 @@ from celery import Celery
 
 import celery_unique
 from tests.support import RedisServer, Worker, eventually
-from tests.workers.apps.traced import ENDS, ENVIRONMENTS, RETRIED, TOOLS, make_app
+from tests.workers.apps.traced import ENDS, ENVIRONMENTS, RETRIED, TOOLS, traced_app
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def traced(
         forked=tool != "newrelic",
         name=tool,
     )
-    app = make_app(url)
+    app = traced_app(url)
     try:
         worker.start()
         yield Traced(app, tool)

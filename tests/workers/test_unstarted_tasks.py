@@ -14,7 +14,7 @@ from celery import Celery
 from celery.app.control import Control
 
 from tests.support import eventually
-from tests.workers.stage import Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 

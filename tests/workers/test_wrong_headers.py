@@ -14,7 +14,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
 from tests.support import Worker, eventually
 from tests.support.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
-from tests.workers.apps.poisoned import BROKER_URL, STORE_URL, make_app
+from tests.workers.apps.poisoned import BROKER_URL, STORE_URL, poisoned_app
 
 pytestmark = pytest.mark.versions
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def app(redis_url: str) -> Celery:
-    return make_app(redis_url, redis_url)
+    return poisoned_app(redis_url, redis_url)
 
 
 @pytest.fixture

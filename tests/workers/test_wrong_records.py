@@ -19,7 +19,7 @@ from celery_unique.operations.doctor.report import examine
 from celery_unique.stores.circuit_breaker import FAILURES_TO_OPEN
 from tests.support import Worker, eventually
 from tests.support.wrong_records import variants_for
-from tests.workers.apps.poisoned import BROKER_URL, STORE_URL, make_app
+from tests.workers.apps.poisoned import BROKER_URL, STORE_URL, poisoned_app
 
 pytestmark = pytest.mark.server
 
@@ -44,7 +44,7 @@ def test_a_worker_runs_their_tasks_reports_each_key_once_and_renews_the_others(
     pool: str,
 ) -> None:
     url = request.getfixturevalue(store_url)
-    app = make_app(redis_url, url)
+    app = poisoned_app(redis_url, url)
     store: Any = state_of(app).store
     run = app.tasks["poisoned.run"]
     sent: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def test_a_worker_runs_their_tasks_reports_each_key_once_and_renews_the_others(
 
 @pytest.fixture
 def app(redis_url: str) -> Celery:
-    return make_app(redis_url, redis_url)
+    return poisoned_app(redis_url, redis_url)
 
 
 def broken_key(app: Celery, number: int) -> str:
@@ -106,7 +106,7 @@ def test_a_call_raises_that_and_calls_of_other_keys_go_on(app: Celery) -> None:
 def test_a_call_is_published_where_that_is_wanted_and_a_batch_makes_the_others(
     redis_url: str,
 ) -> None:
-    app = make_app(redis_url, redis_url, unique_on_store_error="publish")
+    app = poisoned_app(redis_url, redis_url, unique_on_store_error="publish")
     run = app.tasks["poisoned.run"]
     broken_key(app, 1)
 

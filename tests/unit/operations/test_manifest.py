@@ -15,13 +15,13 @@ from celery_unique.config.app_state import state_of
 from celery_unique.stores.memory import MemoryStore
 
 
-def make_app(**settings: Any) -> Celery:
+def app_of(**settings: Any) -> Celery:
     app = Celery("manifest", broker="amqp://nowhere.invalid", set_as_current=False)
     return celery_unique.install(app, **settings)
 
 
 def test_it_has_the_form_of_the_specification() -> None:
-    found = manifest(make_app(store_url="redis://nowhere.invalid:1/0"))
+    found = manifest(app_of(store_url="redis://nowhere.invalid:1/0"))
 
     assert found == {
         "ojs_version": "1.0.0-rc.1",
@@ -44,7 +44,7 @@ def test_it_has_the_form_of_the_specification() -> None:
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "redis://", "postgresql+psycopg://"])
 def test_strength_and_mechanism_are_those_of_the_configured_store(url: str) -> None:
     address = {"memory://": "", "sqlite://": "//tmp/never-made.sqlite3"}.get(url, "h.invalid/0")
-    app = make_app(store_url=url + address)
+    app = app_of(store_url=url + address)
     store = state_of(app).store
 
     assert manifest(app)["capabilities"]["unique_jobs"] == {
@@ -58,7 +58,7 @@ def test_a_store_of_somebody_else_is_not_said_to_be_strong() -> None:
         guarantee = "best-effort"
         mechanism = "hope"
 
-    app = make_app(store_url="memory://")
+    app = app_of(store_url="memory://")
     state_of(app).use_store(Weak.from_url("memory://"))
 
     assert manifest(app)["capabilities"]["unique_jobs"] == {
@@ -69,7 +69,7 @@ def test_a_store_of_somebody_else_is_not_said_to_be_strong() -> None:
 
 def test_without_a_store_it_says_what_to_set() -> None:
     with pytest.raises(ConfigurationError, match="unique_store_url"):
-        manifest(make_app())
+        manifest(app_of())
 
 
 def test_an_app_that_is_not_installed_is_told_what_to_do() -> None:
@@ -80,7 +80,7 @@ def test_an_app_that_is_not_installed_is_told_what_to_do() -> None:
 
 
 def test_the_current_app_will_do() -> None:
-    app = make_app(store_url="memory://")
+    app = app_of(store_url="memory://")
     app.set_current()
     try:
         assert manifest(current_app) == manifest(app)

@@ -8,47 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 
-import celery_unique
-from tests.support.patience import PATIENT
-
-from .props import Props
+from tests.support.props import Props
+from tests.support.stage import RETRIED
 
 Define = Callable[..., Any]
 
-#: Where retries wait that are looked at: no worker consumes it.
-RETRIED = "retried"
 
 #: What a task is told to raise that is no ordinary exception.
 EXITS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
 
 
-def make_app(*, broker: str, redis_url: str, **settings: Any) -> Celery:
-    """The app of a worker and of the test that calls it. Results and locks are in Redis."""
-    app = Celery("ends", broker=broker, backend=redis_url, set_as_current=False)
-    app.conf.update(
-        {
-            **PATIENT,
-            "unique_store_url": redis_url,
-            "broker_connection_retry_on_startup": True,
-            "result_expires": 60,
-            **settings,
-        }
-    )
-    app.props = Props(redis_url)
+CONF: dict[str, Any] = {}
+
+
+def define(app: Celery, task: Define, props: Props) -> None:
     app.loader.on_task_init = _fail_before_the_task
-    celery_unique.install(app)
-    # Not shared: a test makes several apps, and each has tasks of its own.
-    task = partial(app.task, shared=False)
-    for define in (_ordinary_ends, _retries, _replacements, _orders, _killed, _classes):
-        define(app, task, app.props)
-    return app
+    for part in (_ordinary_ends, _retries, _replacements, _orders, _killed, _classes):
+        part(app, task, props)
 
 
 def _fail_before_the_task(task_id: str, task: Task) -> None:

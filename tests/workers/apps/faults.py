@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import redis
 from celery import Celery, Task
 from kombu.asynchronous import Hub
 from kombu.transport import redis as redis_transport
@@ -18,44 +14,25 @@ from kombu.transport import redis as redis_transport
 import celery_unique
 from celery_unique.config import leases
 from celery_unique.stores import circuit_breaker as breaker
-from tests.support.patience import PATIENT
-
-from .props import Props
+from tests.support.props import Props
 
 Define = Callable[..., Any]
 
 
-class Diary(Props):
-    """What bodies and signals told, in the order it happened."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        # redis-py's own time-out of five seconds would end a wait for the test's word.
-        self.redis = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
-
-    def note(self, tag: str, event: str, **facts: Any) -> None:
-        line = json.dumps({"event": event, "at": time.time(), **facts})
-        self.redis.rpush(f"diary:{tag}", line)
-
-    def notes(self, tag: str, event: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.redis.lrange(f"diary:{tag}", 0, -1)]
-        return [line for line in lines if line["event"] == event]
+CONF: dict[str, Any] = {
+    "unique_run_lease": 2,
+    "broker_connection_timeout": 1,
+    "task_publish_retry_policy": {"max_retries": 0},
+    "worker_prefetch_multiplier": 4,
+}
 
 
-def make_app(
-    *,
-    broker: str,
-    redis_url: str,
-    restore_margin_s: float | None = None,
-    breaker_s: float | None = None,
-    **settings: Any,
-) -> Celery:
-    """The app of a worker and of the test that calls it.
-
-    ``redis_url`` has the results and the diary, and the locks too unless
-    ``unique_store_url`` says otherwise. ``restore_margin_s`` allows a queue lease that is
-    shorter than Redis' restoring of messages, so that a test can see it lapse;
-    ``breaker_s`` is how long a silent store is left alone.
+def prepare(
+    *, restore_margin_s: float | None = None, breaker_s: float | None = None, **settings: Any
+) -> dict[str, Any]:
+    """The settings alone. ``restore_margin_s`` allows a queue lease that is shorter than Redis'
+    restoring of messages, so that a test can see it lapse; ``breaker_s`` is how long the circuit
+    of an unavailable store stays open.
     """
     if breaker_s is not None:
         breaker.OPEN_FOR_S = breaker_s
@@ -63,28 +40,13 @@ def make_app(
         leases.RESTORE_MARGIN_S = restore_margin_s  # type: ignore[assignment]
     if "broker_transport_options" in settings:
         _look_often()
-    app = Celery("faults", broker=broker, backend=redis_url, set_as_current=False)
-    app.conf.update(
-        {
-            **PATIENT,
-            "unique_store_url": redis_url,
-            "unique_run_lease": 2,
-            "broker_connection_retry_on_startup": True,
-            "broker_connection_timeout": 1,
-            "task_publish_retry_policy": {"max_retries": 0},
-            "result_expires": 60,
-            "worker_prefetch_multiplier": 4,
-            **settings,
-        }
-    )
-    app.props = Diary(redis_url)
-    celery_unique.install(app)
-    # Not shared: a test process has several such apps, each with a diary of its own.
-    define = partial(app.task, shared=False)
-    _holding(define, app.props)
-    _others(define, app.props)
-    _links(define, app.props)
-    return app
+    return settings
+
+
+def define(app: Celery, task: Define, props: Props) -> None:
+    _holding(task, props)
+    _others(task, props)
+    _links(task, props)
 
 
 def redis_broker_options(visibility_timeout_s: float) -> dict[str, Any]:
@@ -120,7 +82,7 @@ def _no_key(argument: Any) -> str:
     raise LookupError(argument)
 
 
-def _begin(task: Task, props: Diary, tag: str) -> None:
+def _begin(task: Task, props: Props, tag: str) -> None:
     unique = task.request.unique
     props.note(
         tag,
@@ -133,7 +95,7 @@ def _begin(task: Task, props: Diary, tag: str) -> None:
     props.enter(tag)
 
 
-def _end(task: Task, props: Diary, tag: str) -> None:
+def _end(task: Task, props: Props, tag: str) -> None:
     unique = task.request.unique
     try:
         still_mine = unique.still_mine() if unique else None
@@ -142,7 +104,7 @@ def _end(task: Task, props: Diary, tag: str) -> None:
     props.note(tag, "end", id=task.request.id, still_mine=still_mine)
 
 
-def _holding(define: Define, props: Diary) -> None:
+def _holding(define: Define, props: Props) -> None:
     def hold(self: Task, tag: str) -> str:
         _begin(self, props, tag)
         props.wait_for_word(tag)
@@ -181,7 +143,7 @@ class WaitsAfterwards(Task):
         self.app.props.wait_for_word(args[0])
 
 
-def _others(define: Define, props: Diary) -> None:
+def _others(define: Define, props: Props) -> None:
     @define(name="retry_once", bind=True, unique=True)
     def retry_once(self: Task, tag: str, countdown: float) -> str:
         _begin(self, props, tag)
@@ -216,7 +178,7 @@ def _others(define: Define, props: Diary) -> None:
         raise SystemExit(tag)
 
 
-def _links(define: Define, props: Diary) -> None:
+def _links(define: Define, props: Props) -> None:
     """The links of chains, callbacks and chords, and what hears of their failures."""
 
     @define(name="first")

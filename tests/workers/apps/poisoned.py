@@ -7,25 +7,14 @@ from typing import Any
 
 from celery import Celery
 
-import celery_unique
-from tests.support.patience import PATIENT
+from tests.support.app import make_app
 
 STORE_URL = "POISONED_STORE_URL"
 BROKER_URL = "POISONED_BROKER_URL"
 
 
-def make_app(broker_url: str, store_url: str, **conf: Any) -> Celery:
-    app = Celery("poisoned", set_as_current=False)
-    app.conf.update(
-        {
-            **PATIENT,
-            "broker_url": broker_url,
-            "result_backend": broker_url,
-            "unique_store_url": store_url,
-            **conf,
-        }
-    )
-    celery_unique.install(app)
+def poisoned_app(broker: str, store_url: str, **conf: Any) -> Celery:
+    app = make_app(store_url, name="poisoned", broker=broker, backend=broker, **conf)
 
     @app.task(name="poisoned.run", unique=True, bind=True, shared=False)
     def run(self: Any, number: int, retries: int = 0) -> bool:
@@ -41,4 +30,4 @@ def make_app(broker_url: str, store_url: str, **conf: Any) -> Celery:
 
 
 if BROKER_URL in os.environ:
-    app = make_app(os.environ[BROKER_URL], os.environ[STORE_URL])
+    app = poisoned_app(os.environ[BROKER_URL], os.environ[STORE_URL])

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from celery import Celery, Task
 
-import celery_unique
-from tests.support.patience import PATIENT
+from tests.support.props import Props
 
-from .faults import Diary
-
-
-def make_app(*, broker: str, redis_url: str, **settings: Any) -> Celery:
-    """The app of a worker and of the test that calls it. Results and locks are in Redis."""
-    app = Celery("replacing", broker=broker, backend=redis_url, set_as_current=False)
-    app.conf.update(
-        {
-            **PATIENT,
-            "unique_store_url": redis_url,
-            "broker_connection_retry_on_startup": True,
-            "worker_prefetch_multiplier": 4,
-            "result_expires": 600,
-            **settings,
-        }
-    )
-    app.props = Diary(redis_url)
-    celery_unique.install(app)
-    _define(app, app.props)
-    return app
+CONF = {"worker_prefetch_multiplier": 4, "result_expires": 600}
 
 
-def _define(app: Celery, props: Diary) -> None:
-    # Not shared: a test process has several such apps, each with a diary of its own.
-    task = partial(app.task, shared=False, bind=True, unique=True, unique_on="tag")
+def define(app: Celery, task: Callable[..., Any], props: Props) -> None:
+    plain_task = task
+    task = partial(plain_task, bind=True, unique=True, unique_on="tag")
 
     def run(self: Task, tag: str, value: int = 0) -> int:
         props.note(tag, "run", id=self.request.id, value=value)
@@ -77,11 +58,11 @@ def _define(app: Celery, props: Diary) -> None:
             self.apply_async((tag, value + 1, last))
         props.note(tag, "end", id=self.request.id, value=value)
 
-    @app.task(name="hold", shared=False)
+    @plain_task(name="hold")
     def hold(tag: str) -> None:
         props.enter(tag)
         props.wait_for_word(tag)
 
-    @app.task(name="plain", shared=False)
+    @plain_task(name="plain")
     def plain(tag: str) -> str:
         return tag

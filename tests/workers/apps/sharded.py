@@ -9,15 +9,13 @@ from typing import Any
 import redis
 from celery import Celery
 
-import celery_unique
+from tests.support.app import make_app
 
 SHARDED = "SHARDED"
 
 
-def make_app(**conf: Any) -> Celery:
-    app = Celery("sharded", set_as_current=False)
-    app.conf.update(conf)
-    celery_unique.install(app)
+def sharded_app(*, broker_url: str, result_backend: str, **conf: Any) -> Celery:
+    app = make_app(name="sharded", broker=broker_url, backend=result_backend, **conf)
 
     @app.task(name="sharded.hold", unique=True, shared=False)
     def hold(number: int) -> int:
@@ -41,4 +39,4 @@ def is_running(app: Celery, number: int) -> bool:
 
 
 if SHARDED in os.environ:
-    app = make_app(**json.loads(os.environ[SHARDED]))
+    app = sharded_app(**json.loads(os.environ[SHARDED]))

@@ -12,8 +12,7 @@ from celery import Celery, Task
 import celery_unique
 from celery_unique.contrib import prometheus
 from tests.support.patience import PATIENT
-
-from .props import Props
+from tests.support.props import Props
 
 URL = os.environ["SPAWNED_APP_URL"]
 

@@ -13,10 +13,8 @@ from typing import Any
 
 from celery import Celery, Task, chain, chord
 
-import celery_unique
-from tests.support.patience import PATIENT
-
-from .props import Props
+from tests.support.app import make_app
+from tests.support.props import Props
 
 #: The current trace, as the library knows it.
 TraceId = Callable[[], str]
@@ -26,11 +24,9 @@ RETRIED = ("self", "auto", "chain", "member1", "member2")
 ENDS = ("link", "chain-end", "chord-end")
 
 
-def make_app(redis_url: str, trace_id: TraceId = str, **conf: Any) -> Celery:
-    app = Celery("traced", broker=redis_url, backend=redis_url, set_as_current=False)
-    app.conf.update({**PATIENT, **conf})
+def traced_app(redis_url: str, trace_id: TraceId = str, **conf: Any) -> Celery:
+    app = make_app(name="traced", broker=redis_url, backend=redis_url, **conf)
     app.props = props = Props(redis_url)
-    celery_unique.install(app)
 
     def enter(self: Task, tag: str) -> int:
         facts = {
@@ -170,4 +166,4 @@ TOOLS: dict[str, Callable[[], TraceId]] = {
 }
 
 if "TRACED_TOOL" in os.environ:
-    app = make_app(os.environ["TRACED_REDIS"], TOOLS[os.environ["TRACED_TOOL"]]())
+    app = traced_app(os.environ["TRACED_REDIS"], TOOLS[os.environ["TRACED_TOOL"]]())

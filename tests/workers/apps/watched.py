@@ -15,13 +15,12 @@ from celery import Celery
 
 import celery_unique
 from celery_unique.contrib import prometheus
-from tests.support.patience import PATIENT
+from tests.support.app import make_app
 
 
-def make_app(redis_url: str, **conf: Any) -> Celery:
-    app = Celery("shop", broker=redis_url, backend=redis_url, set_as_current=False)
-    app.conf.update({**PATIENT, "result_extended": True, **conf})
-    celery_unique.install(app)
+def watched_app(redis_url: str, **conf: Any) -> Celery:
+    urls = {"broker": redis_url, "backend": redis_url}
+    app = make_app(name="shop", **urls, result_extended=True, **conf)
     signs = redis.Redis.from_url(redis_url, socket_timeout=None)  # bodies wait for long
 
     def wait_for_sign(name: str) -> None:
@@ -74,6 +73,6 @@ def sign(app: Celery, name: str, number: int = 1) -> None:
 
 
 if "WATCHED_REDIS" in os.environ:
-    app = make_app(os.environ["WATCHED_REDIS"], **json.loads(os.environ.get("WATCHED", "{}")))
+    app = watched_app(os.environ["WATCHED_REDIS"], **json.loads(os.environ.get("WATCHED", "{}")))
     if "WATCHED_METRICS" in os.environ:
         prometheus.install(app, port=int(os.environ["WATCHED_METRICS"]))

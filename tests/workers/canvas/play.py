@@ -13,7 +13,8 @@ from celery import Celery
 from celery.result import GroupResult, ResultBase
 
 from tests.support import eventually
-from tests.workers.canvas.app import KINDS, app_of_environment
+from tests.support.stage import STAGED, staged_app
+from tests.workers.apps.canvas import KINDS
 from tests.workers.canvas.shapes import HANGS_IN_CELERY, HELD, RUNNING, SHAPES, Cast, shapes_for
 
 #: For everything together: a shape that hangs is told as such.
@@ -40,8 +41,7 @@ def outcome(result: Any, deadline: float) -> Any:
 
 
 def play(backend: str) -> dict[str, Any]:
-    app = app_of_environment()
-    app.set_current()
+    app = staged_app(**json.loads(os.environ[STAGED]))
     names = shapes_for(backend)
     plays = [
         (name, kind)

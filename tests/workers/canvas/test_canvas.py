@@ -5,16 +5,18 @@ The unique body runs once, and nothing hangs: on every pool and result backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.support import RedisServer
+from tests.support.stage import Stage
+from tests.workers.canvas.player import Player
 from tests.workers.canvas.shapes import HANGS_IN_CELERY, RUNS, SHAPES, shapes_for
-from tests.workers.canvas.stage import BACKENDS, CanvasStage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BACKENDS = ("redis", "database", "file", "rpc", "django-db")
 
 POOLS = [
     pytest.param("prefork", marks=pytest.mark.versions),
@@ -26,29 +28,25 @@ POOLS = [
 
 @pytest.fixture(scope="module", params=POOLS)
 def stages(
-    request: pytest.FixtureRequest,
-    redis_server: RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, CanvasStage]]:
+    request: pytest.FixtureRequest, make_canvas_stage: Callable[..., Stage]
+) -> dict[str, Stage]:
     """A worker of one pool for each result backend, all of them at work at once."""
     made = {}
-    try:
-        for backend in BACKENDS:
-            directory = tmp_path_factory.mktemp(f"{request.param}-{backend}")
-            made[backend] = CanvasStage(redis_server, directory, request.param, backend)
-            made[backend].launch_worker()
-        for stage in made.values():
-            stage.wait_for_worker()
-            stage.play()
-        yield made
-    finally:
-        for stage in made.values():
-            stage.close()
+    for backend in BACKENDS:
+        made[backend] = make_canvas_stage(request.param, backend)
+        made[backend].start_worker(wait=False)
+    return made
 
 
 @pytest.fixture(scope="module")
-def told(stages: dict[str, CanvasStage]) -> dict[str, dict[str, Any]]:
-    return {backend: stage.told() for backend, stage in stages.items()}
+def told(stages: dict[str, Stage]) -> Iterator[dict[str, dict[str, Any]]]:
+    players = {}
+    for backend, stage in stages.items():
+        stage.wait_until_ready(stage.worker)
+        players[backend] = Player(stage, backend)
+    yield {backend: player.told() for backend, player in players.items()}
+    for player in players.values():
+        player.kill()
 
 
 CASES = [(backend, shape) for backend in BACKENDS for shape in shapes_for(backend)]
@@ -56,7 +54,7 @@ CASES = [(backend, shape) for backend in BACKENDS for shape in shapes_for(backen
 
 @pytest.mark.parametrize(("backend", "shape"), CASES)
 def test_shape_comes_to_what_it_does_without_uniqueness(
-    stages: dict[str, CanvasStage],
+    stages: dict[str, Stage],
     told: dict[str, dict[str, Any]],
     backend: str,
     shape: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.followers.call import FollowerCall
 from tests.support import RedisServer, eventually
+from tests.support.stage import Stage
 from tests.workers.canvas import codecs
 from tests.workers.canvas.shapes import Cast
-from tests.workers.canvas.stage import CanvasStage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,17 +26,11 @@ CODEC = "tests.workers.canvas.codecs:fernet"
 
 
 @pytest.fixture
-def make_stage(redis_server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., CanvasStage]]:
-    stages: list[CanvasStage] = []
+def make_stage(own_canvas_stage: Callable[..., Stage]) -> Callable[..., Stage]:
+    def make(store_url: str, **settings: Any) -> Stage:
+        return own_canvas_stage(unique_store_url=store_url, unique_run_lease=3, **settings)
 
-    def make(store_url: str, **settings: Any) -> CanvasStage:
-        settings = {"unique_store_url": store_url, "unique_run_lease": 3, **settings}
-        stages.append(CanvasStage(redis_server, tmp_path, "threads", **settings))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
+    return make
 
 
 def redis_contents(server: RedisServer) -> bytes:
@@ -56,7 +50,7 @@ def sqlite_contents(path: Path) -> bytes:
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
 @pytest.mark.parametrize("codec", [CODEC, None], ids=["encoded", "in clear text"])
 def test_arguments_of_followers_are_in_the_store_only_without_a_codec(
-    make_stage: Callable[..., CanvasStage],
+    make_stage: Callable[..., Stage],
     start_server: Callable[..., RedisServer],
     tmp_path: Path,
     kind: str,
@@ -84,7 +78,7 @@ def test_arguments_of_followers_are_in_the_store_only_without_a_codec(
 
 
 def test_a_superseded_member_is_encoded_too(
-    make_stage: Callable[..., CanvasStage], start_server: Callable[..., RedisServer]
+    make_stage: Callable[..., Stage], start_server: Callable[..., RedisServer]
 ) -> None:
     server = start_server(RedisServer)
     stage = make_stage(server.url, unique_follower_codec=CODEC)
@@ -103,7 +97,7 @@ def test_a_superseded_member_is_encoded_too(
 
 
 def test_a_worker_without_the_key_reports_and_one_with_it_completes(
-    make_stage: Callable[..., CanvasStage], start_server: Callable[..., RedisServer]
+    make_stage: Callable[..., Stage], start_server: Callable[..., RedisServer]
 ) -> None:
     """What cannot be decoded stays where it is: it is neither dropped nor completed wrongly."""
     server = start_server(RedisServer)
@@ -111,7 +105,9 @@ def test_a_worker_without_the_key_reports_and_one_with_it_completes(
     c = Cast(stage.app, "unique")
     c.work.delay(c.tag, SECRET)
     result = chain(c.work.si(c.tag, SECRET), c.echo.s())()
-    worker = stage.start_worker(unique_follower_codec="tests.workers.canvas.codecs:another")
+    worker = stage.start_worker(
+        settings={"unique_follower_codec": "tests.workers.canvas.codecs:another"}
+    )
     worker.wait_for_log(rf"the message of task {result.parent.id} cannot be read here", 60)
     worker.stop()
 

@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,45 +19,33 @@ from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
 from celery_unique.stores.base import Claim
 from celery_unique.stores.record import letters
-from tests.support import RedisServer, eventually
+from tests.support import eventually
+from tests.support.stage import Stage
 from tests.workers.canvas.dying import DIES, DIES_AT
 from tests.workers.canvas.shapes import HELD, Cast
-from tests.workers.canvas.stage import CanvasStage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Short, so that the dead are found soon; long for a machine that is busy.
 RUN_LEASE_S = 3
 
-MakeStage = Callable[..., CanvasStage]
+MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture(scope="module")
-def make_canvas_stage(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakeStage]:
-    stages: list[CanvasStage] = []
-
-    def make(pool: str = "prefork", **settings: Any) -> CanvasStage:
-        settings = {"unique_run_lease": RUN_LEASE_S, **settings}
-        directory = tmp_path_factory.mktemp("faults")
-        stages.append(CanvasStage(redis_server, directory, pool, **settings))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
+def make_stage(make_canvas_stage: MakeStage) -> MakeStage:
+    return partial(make_canvas_stage, unique_run_lease=RUN_LEASE_S)
 
 
 @pytest.fixture(scope="module", params=[pytest.param("prefork", marks=pytest.mark.versions)])
-def stage(request: pytest.FixtureRequest, make_canvas_stage: MakeStage) -> CanvasStage:
+def stage(request: pytest.FixtureRequest, make_stage: MakeStage) -> Stage:
     """A worker that all tests share which leave it alive."""
-    stage = make_canvas_stage(request.param)
+    stage = make_stage(request.param)
     stage.start_worker()
     return stage
 
 
-def cast_of(stage: CanvasStage) -> Cast:
+def cast_of(stage: Stage) -> Cast:
     return Cast(stage.app, "unique")
 
 
@@ -84,9 +73,9 @@ def states(results: Any) -> list[str]:
 
 
 def test_all_of_fifty_chords_complete_whose_members_follow_a_killed_task(
-    make_canvas_stage: MakeStage,
+    make_stage: MakeStage,
 ) -> None:
-    stage = make_canvas_stage()
+    stage = make_stage("prefork")
     c = cast_of(stage)
     worker = stage.start_worker()
     c.running()
@@ -141,23 +130,23 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def killed(make_canvas_stage: MakeStage) -> dict[tuple[str, str], Scene]:
+def killed(make_stage: MakeStage) -> dict[tuple[str, str], Scene]:
     """A worker for each, all at work at once; and one that goes on when they are dead.
 
     That one handles one message after the other. It alone has callbacks in its queue: what
     the others had taken would die with them.
     """
-    stage, scenes = make_canvas_stage(), {}
+    stage, scenes = make_stage("prefork"), {}
     for task, when in DEATHS:
         c = cast_of(stage)
         getattr(c, task).apply_async((c.tag,), queue=c.tag)
         followed = chord_of_two if when == "body" else FOLLOWED[task]
         results = [followed(c, n) for n in range(FOLLOWERS)]
-        stage.launch_worker(env={DIES_AT: "7", DIES: when}, queues=(c.tag,))
+        stage.start_worker(wait=False, env={DIES_AT: "7", DIES: when}, queues=(c.tag,))
         scenes[task, when] = Scene(c, task, results)
     for worker in stage.workers:
         eventually(lambda worker=worker: not worker.is_running(), timeout=60)
-    stage.start_worker(pool="solo", queues=("celery", "later"))
+    stage.start_worker(pool="solo", concurrency=1, queues=("celery", "later"))
     return scenes
 
 
@@ -229,10 +218,10 @@ KILLS_AT_ONCE = 4
 
 @pytest.mark.timeout(120 + 20 * KILLS)
 def test_a_worker_killed_at_any_moment_leaves_no_follower_behind(
-    make_canvas_stage: MakeStage, report: Callable[[str], None]
+    make_stage: MakeStage, report: Callable[[str], None]
 ) -> None:
     """And completes none twice, but for the callbacks of the one that it was at."""
-    stage = make_canvas_stage("solo")
+    stage = make_stage("solo")
     stage.start_worker(queues=("celery", "later"))
     halfway = twice = 0
     for _ in range(0, KILLS, KILLS_AT_ONCE):
@@ -251,7 +240,7 @@ def test_a_worker_killed_at_any_moment_leaves_no_follower_behind(
 class RandomDeath:
     """A worker that is killed while it completes the header of a chord, all of it followers."""
 
-    def __init__(self, stage: CanvasStage) -> None:
+    def __init__(self, stage: Stage) -> None:
         c = cast_of(stage)
         c.work.apply_async((c.tag,), queue=c.tag)
         self._links = [f"{c.tag}-{n}" for n in range(FOLLOWERS)]
@@ -263,7 +252,7 @@ class RandomDeath:
         result = chord(header, body)()
         self.scene = Scene(c, "work", [result])
         env = {DIES_AT: str(random.randrange(1, FOLLOWERS - 3)), DIES: "random"}
-        self.worker = stage.launch_worker(env=env, queues=(c.tag,))
+        self.worker = stage.start_worker(wait=False, env=env, queues=(c.tag,))
 
     def callbacks_sent_twice(self) -> int:
         """Of how many followers, once all are completed."""
@@ -282,7 +271,7 @@ class RandomDeath:
 # -- the holder was never published -------------------------------------------------------
 
 
-def test_followers_of_a_task_whose_publisher_died_are_run(stage: CanvasStage) -> None:
+def test_followers_of_a_task_whose_publisher_died_are_run(stage: Stage) -> None:
     c = cast_of(stage)
     runtime = state_of(c.app)
     key = key_of(c, "work")
@@ -299,7 +288,7 @@ def test_followers_of_a_task_whose_publisher_died_are_run(stage: CanvasStage) ->
 # -- the holder comes to an end of another kind ------------------------------------------
 
 
-def test_followers_of_a_killed_process_get_its_failure(stage: CanvasStage) -> None:
+def test_followers_of_a_killed_process_get_its_failure(stage: Stage) -> None:
     c = cast_of(stage)
     c.running()
     result = chain(c.hold.si(c.tag), c.echo.s())()
@@ -311,7 +300,7 @@ def test_followers_of_a_killed_process_get_its_failure(stage: CanvasStage) -> No
     assert c.runs == 1
 
 
-def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: CanvasStage) -> None:
+def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: Stage) -> None:
     c = cast_of(stage)
     c.limited.apply_async((c.tag,), queue=f"held-back-{c.tag}")  # or its limit could be reached
     results = [c.limited.apply_async((c.tag,), task_id=uuid.uuid4().hex) for _ in range(3)]
@@ -322,7 +311,7 @@ def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: CanvasStag
     assert c.runs == 1
 
 
-def test_followers_of_a_terminated_task_are_revoked_with_it(stage: CanvasStage) -> None:
+def test_followers_of_a_terminated_task_are_revoked_with_it(stage: Stage) -> None:
     c = cast_of(stage)
     holder = c.running()
     result = chain(c.hold.si(c.tag), c.echo.s())()
@@ -333,7 +322,7 @@ def test_followers_of_a_terminated_task_are_revoked_with_it(stage: CanvasStage) 
     assert c.runs == 1
 
 
-def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage: CanvasStage) -> None:
+def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage: Stage) -> None:
     c = cast_of(stage)
     held_back(c)
     holder = c.holder()
@@ -347,7 +336,7 @@ def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage: Can
     assert c.runs == 0
 
 
-def test_a_follower_of_an_expired_task_is_run(stage: CanvasStage) -> None:
+def test_a_follower_of_an_expired_task_is_run(stage: Stage) -> None:
     c = cast_of(stage)
     held_back(c)
     expires = datetime.now(UTC) + timedelta(seconds=1)
@@ -361,7 +350,7 @@ def test_a_follower_of_an_expired_task_is_run(stage: CanvasStage) -> None:
     assert c.runs == 1
 
 
-def test_a_follower_of_an_ignored_task_is_run(stage: CanvasStage) -> None:
+def test_a_follower_of_an_ignored_task_is_run(stage: Stage) -> None:
     c = cast_of(stage)
     let_holders_through(c)
     members = group(c.waiting("ignore_first"), c.waiting("ignore_first"))().results
@@ -370,7 +359,7 @@ def test_a_follower_of_an_ignored_task_is_run(stage: CanvasStage) -> None:
     assert c.runs == 2
 
 
-def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage: CanvasStage) -> None:
+def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage: Stage) -> None:
     c = cast_of(stage)
     held_back(c)
     holder = c.holder()
@@ -386,7 +375,7 @@ def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage: Canva
     assert c.runs == 1
 
 
-def test_followers_of_a_task_that_is_acknowledged_late(stage: CanvasStage) -> None:
+def test_followers_of_a_task_that_is_acknowledged_late(stage: Stage) -> None:
     c = cast_of(stage)
     c.hold_late.delay(c.tag)
     eventually(lambda: c.runs, timeout=30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from celery import exceptions as celery_exceptions
 from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
 from tests.support import RedisServer, eventually
+from tests.support.stage import Stage
 from tests.workers.canvas.shapes import Cast
-from tests.workers.canvas.stage import CanvasStage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,20 +51,15 @@ def store_server(start_server: Callable[..., RedisServer]) -> RedisServer:
 
 @pytest.fixture
 def make_stage(
-    redis_server: RedisServer, store_server: RedisServer, tmp_path: Any
-) -> Iterator[Callable[..., CanvasStage]]:
-    stages: list[CanvasStage] = []
-
-    def make(pool: str, **settings: Any) -> CanvasStage:
+    own_canvas_stage: Callable[..., Stage], store_server: RedisServer
+) -> Callable[..., Stage]:
+    def make(pool: str, **settings: Any) -> Stage:
         settings = {"unique_run_lease": RUN_LEASE_S, "unique_publish_grace": 3, **settings}
-        settings["unique_store_url"] = store_server.url
-        stages.append(CanvasStage(redis_server, tmp_path, pool, **settings))
-        stages[-1].start_worker()
-        return stages[-1]
+        stage = own_canvas_stage(pool, unique_store_url=store_server.url, **settings)
+        stage.start_worker()
+        return stage
 
-    yield make
-    for stage in stages:
-        stage.close()
+    return make
 
 
 def get(result: Any) -> Any:
@@ -94,7 +89,7 @@ def wait_until_the_worker_has_looked(server: RedisServer) -> None:
 @pytest.mark.parametrize("lose", WAYS)
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_chord_completes_although_the_store_loses_the_followers_of_a_task_that_runs(
-    make_stage: Callable[..., CanvasStage], store_server: RedisServer, pool: str, lose: Lose
+    make_stage: Callable[..., Stage], store_server: RedisServer, pool: str, lose: Lose
 ) -> None:
     stage = make_stage(pool)
     c = Cast(stage.app, "unique")
@@ -120,7 +115,7 @@ def wait_until_the_worker_has_looked_in_vain(server: RedisServer) -> None:
 
 
 def test_chain_goes_on_behind_a_task_that_ignores_its_result(
-    make_stage: Callable[..., CanvasStage], store_server: RedisServer
+    make_stage: Callable[..., Stage], store_server: RedisServer
 ) -> None:
     """Nobody can ask for its result: its follower runs itself."""
     stage = make_stage("prefork", task_ignore_result=True)
@@ -137,7 +132,7 @@ def test_chain_goes_on_behind_a_task_that_ignores_its_result(
 
 
 def test_chord_completes_whose_member_follows_a_task_that_waits_in_a_worker(
-    make_stage: Callable[..., CanvasStage], store_server: RedisServer
+    make_stage: Callable[..., Stage], store_server: RedisServer
 ) -> None:
     stage = make_stage("threads")
     c = Cast(stage.app, "unique")
@@ -152,7 +147,7 @@ def test_chord_completes_whose_member_follows_a_task_that_waits_in_a_worker(
 
 
 def test_a_worker_that_stops_leaves_no_lost_follower_behind(
-    make_stage: Callable[..., CanvasStage], store_server: RedisServer
+    make_stage: Callable[..., Stage], store_server: RedisServer
 ) -> None:
     """It looks a last time: the task has ended between two rounds."""
     stage = make_stage("prefork")
@@ -171,7 +166,7 @@ def test_a_worker_that_stops_leaves_no_lost_follower_behind(
 
 
 def test_followers_are_not_completed_twice_where_nothing_was_lost(
-    make_stage: Callable[..., CanvasStage], store_server: RedisServer
+    make_stage: Callable[..., Stage], store_server: RedisServer
 ) -> None:
     stage = make_stage("prefork", task_ignore_result=True)
     c = Cast(stage.app, "unique")

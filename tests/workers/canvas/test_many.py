@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import group
 
 import celery_unique
-from tests.support import RedisServer
+from tests.support.stage import Stage
 from tests.workers.canvas.shapes import HELD, Cast
-from tests.workers.canvas.stage import CanvasStage
 
 MANY = int(os.environ.get("CELERY_UNIQUE_MANY", "400"))
 #: For the results of all of them: ten times what a machine with two cores needs.
@@ -26,12 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * PATIENCE_S)]
 
 
 @pytest.fixture(scope="module")
-def stage(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[CanvasStage]:
-    stage = CanvasStage(redis_server, tmp_path_factory.mktemp("many"), "prefork")
-    yield stage
-    stage.close()
+def stage(make_canvas_stage: Callable[..., Stage]) -> Stage:
+    return make_canvas_stage("prefork")
 
 
 def signatures(c: Cast) -> list[Any]:
@@ -48,7 +43,7 @@ def runs(c: Cast) -> int:
     return sum(c.app.props.runs(f"unique-{c.tag}-{n}") for n in range(MANY // 2))
 
 
-def test_many_members_of_a_group(stage: CanvasStage, report: Callable[[str], None]) -> None:
+def test_many_members_of_a_group(stage: Stage, report: Callable[[str], None]) -> None:
     c = Cast(stage.app, "unique")
     began = time.monotonic()
     result = group(signatures(c)).apply_async()
@@ -63,7 +58,7 @@ def test_many_members_of_a_group(stage: CanvasStage, report: Callable[[str], Non
     report(f"group of {MANY}: {called - began:.1f} s to call, {took:.1f} s to all results")
 
 
-def test_many_calls_through_apply_many(stage: CanvasStage, report: Callable[[str], None]) -> None:
+def test_many_calls_through_apply_many(stage: Stage, report: Callable[[str], None]) -> None:
     c = Cast(stage.app, "unique")
     began = time.monotonic()
     results = celery_unique.apply_many(signatures(c))

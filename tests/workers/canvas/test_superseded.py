@@ -7,7 +7,8 @@ has to be timed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,33 +16,21 @@ from celery import chain, chord, group
 
 from celery_unique.config.app_state import state_of
 from celery_unique.locks import key_of_call
-from tests.support import RedisServer, eventually
+from tests.support import eventually
+from tests.support.stage import Stage
 from tests.workers.canvas.dying import DIES_FOLLOWING
 from tests.workers.canvas.shapes import Cast
-from tests.workers.canvas.stage import CanvasStage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RUN_LEASE_S = 3
 
-MakeStage = Callable[..., CanvasStage]
+MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture(scope="module")
-def make_canvas_stage(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakeStage]:
-    stages: list[CanvasStage] = []
-
-    def make(pool: str = "threads", backend: str = "redis", **settings: Any) -> CanvasStage:
-        settings = {"unique_run_lease": RUN_LEASE_S, **settings}
-        directory = tmp_path_factory.mktemp("superseded")
-        stages.append(CanvasStage(redis_server, directory, pool, backend, **settings))
-        return stages[-1]
-
-    yield make
-    for stage in stages:
-        stage.close()
+def make_stage(make_canvas_stage: MakeStage) -> MakeStage:
+    return partial(make_canvas_stage, unique_run_lease=RUN_LEASE_S)
 
 
 BACKENDS = [
@@ -51,14 +40,14 @@ BACKENDS = [
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def stage(request: pytest.FixtureRequest, make_canvas_stage: MakeStage) -> CanvasStage:
-    stage = make_canvas_stage(*request.param)
+def stage(request: pytest.FixtureRequest, make_stage: MakeStage) -> Stage:
+    stage = make_stage(*request.param)
     stage.start_worker()
     return stage
 
 
 @pytest.fixture
-def c(stage: CanvasStage) -> Cast:
+def c(stage: Stage) -> Cast:
     return Cast(stage.app, "unique")
 
 
@@ -251,14 +240,14 @@ def test_a_member_whose_replacement_left_no_result_is_run_itself(c: Cast) -> Non
 # -- no results, rpc, other ways -----------------------------------------------------------
 
 
-def wait_until_they_follow(stage: CanvasStage, *chains: Any) -> None:
+def wait_until_they_follow(stage: Stage, *chains: Any) -> None:
     """What follows before its replacement ends needs no stored result."""
     for each in chains:
         stage.workers[-1].wait_for_log(rf"joined \S+\[{each.parent.id}\] to ", 60)
 
 
-def test_chains_go_on_without_any_result_backend(make_canvas_stage: MakeStage) -> None:
-    stage = make_canvas_stage(backend="redis", task_ignore_result=True)
+def test_chains_go_on_without_any_result_backend(make_stage: MakeStage) -> None:
+    stage = make_stage(backend="redis", task_ignore_result=True)
     stage.start_worker()
     c = Cast(stage.app, "unique")
     running(c)
@@ -271,8 +260,8 @@ def test_chains_go_on_without_any_result_backend(make_canvas_stage: MakeStage) -
     assert values(c) == [0, 3]
 
 
-def test_chains_end_with_results_by_message(make_canvas_stage: MakeStage) -> None:
-    stage = make_canvas_stage(backend="rpc")
+def test_chains_end_with_results_by_message(make_stage: MakeStage) -> None:
+    stage = make_stage(backend="rpc")
     stage.start_worker()
     c = Cast(stage.app, "unique")
     running(c)
@@ -286,10 +275,10 @@ def test_chains_end_with_results_by_message(make_canvas_stage: MakeStage) -> Non
 
 
 def test_where_holders_are_concealed_a_replaced_canvas_ends_as_revoked(
-    make_canvas_stage: MakeStage,
+    make_stage: MakeStage,
 ) -> None:
     """It may not get the result of a stranger's call, and does not hang either."""
-    stage = make_canvas_stage(unique_conceal_holder=True)
+    stage = make_stage(unique_conceal_holder=True)
     stage.start_worker()
     c = Cast(stage.app, "unique")
     result = chain(newest(c, 1), c.echo.s())()
@@ -303,10 +292,10 @@ def test_where_holders_are_concealed_a_replaced_canvas_ends_as_revoked(
 
 
 def test_a_worker_that_dies_before_it_acknowledges_leaves_the_message_to_the_next(
-    make_canvas_stage: MakeStage,
+    make_stage: MakeStage,
 ) -> None:
     """Killed between joining its replacement and the acknowledgement, at the worst moment."""
-    stage = make_canvas_stage(pool="threads", broker_transport_options={"visibility_timeout": 3})
+    stage = make_stage(pool="threads", broker_transport_options={"visibility_timeout": 3})
     c = Cast(stage.app, "unique")
     result = chain(newest(c, 1), c.echo.s())()
     last = newest(c, 2).apply_async()

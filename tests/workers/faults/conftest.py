@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from celery_unique.config import leases
 from celery_unique.stores import circuit_breaker as breaker
 from tests.support import RedisServer
-from tests.workers.faults.stage import FaultStage
+from tests.workers.conftest import MakeStage
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,16 +23,10 @@ def _constants_stay_as_they_are() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def make_stage(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., FaultStage]]:
+) -> Iterator[MakeStage]:
     """``make_stage(pool="threads", unique_run_lease=1)``: an empty Redis database, no worker."""
-    stages: list[FaultStage] = []
-
-    def make(*, broker: str | None = None, **options: Any) -> FaultStage:
-        url = redis_server.fresh_url()
-        stage = FaultStage(broker or url, url, tmp_path_factory.mktemp("stage"), **options)
-        stages.append(stage)
-        return stage
-
+    # The test's own way to the store is there all the time. A short time-out is for workers.
+    own = {"unique_store_timeout": 20}
+    make = MakeStage(redis_server, tmp_path_factory, tasks="faults", app_settings=own)
     yield make
-    for stage in stages:
-        stage.close()
+    make.close()

@@ -10,8 +10,8 @@ import celery
 import pytest
 
 from tests.support import eventually
+from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.faults.stage import FaultStage
 
 #: Long enough for a worker on a busy machine to renew it in time.
 RUN_LEASE_S = 3.0
@@ -22,7 +22,7 @@ RUN_LEASE_S = 3.0
     reason="up to Celery 5.6 a stopping thread pool runs what waits",
 )
 def test_its_key_does_not_lapse_however_long_the_shutdown_takes(
-    make_stage: Callable[..., FaultStage], tag: str
+    make_stage: Callable[..., Stage], tag: str
 ) -> None:
     stage = make_stage(pool="threads", unique_run_lease=RUN_LEASE_S)
     worker = stage.start_worker()
@@ -49,7 +49,7 @@ def test_its_key_does_not_lapse_however_long_the_shutdown_takes(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_task_that_ends_in_the_shutdown_of_its_worker_does_not_run_again(
-    make_stage: Callable[..., FaultStage], tag: str, pool: str
+    make_stage: Callable[..., Stage], tag: str, pool: str
 ) -> None:
     """Its acknowledgement may wait until the whole pool has ended, and Redis does not."""
     stage = make_stage(

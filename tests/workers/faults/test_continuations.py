@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chain, chord
 
 from tests.support import RedisServer, TcpProxy, eventually
-from tests.workers.faults.stage import FaultStage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 
@@ -30,8 +30,8 @@ def proxy(store_server: RedisServer) -> Iterator[TcpProxy]:
 
 @pytest.fixture(scope="module")
 def shared_stage(
-    make_stage: Callable[..., FaultStage], store_server: RedisServer, proxy: TcpProxy
-) -> FaultStage:
+    make_stage: Callable[..., Stage], store_server: RedisServer, proxy: TcpProxy
+) -> Stage:
     stage = make_stage(
         unique_store_url=store_server.url,
         unique_store_timeout=20,  # a store that is cut off refuses at once
@@ -43,7 +43,7 @@ def shared_stage(
 
 
 @pytest.fixture
-def stage(shared_stage: FaultStage, proxy: TcpProxy) -> Iterator[FaultStage]:
+def stage(shared_stage: Stage, proxy: TcpProxy) -> Iterator[Stage]:
     shared_stage.props.redis.delete("diary:everybody")
     yield shared_stage
     proxy.restore()
@@ -74,7 +74,7 @@ class Canvas:
         return self.tasks["first"].apply_async((self.tag,), link=self.unique(task)), None
 
 
-def wait_for_errback(stage: FaultStage) -> str:
+def wait_for_errback(stage: Stage) -> str:
     """The id of the task whose error callback was run."""
     return str(eventually(lambda: stage.props.notes("everybody", "errback"))[0]["id"])
 
@@ -82,7 +82,7 @@ def wait_for_errback(stage: FaultStage) -> str:
 KINDS = ["chain_link", "chord_body", "callback"]
 
 
-def hold_key_of_link(stage: FaultStage, kind: str, tag: str) -> str:
+def hold_key_of_link(stage: Stage, kind: str, tag: str) -> str:
     """Calls that nobody runs: the id that holds the link's key."""
     if kind == "chord_body":
         return str(stage.call("link_of_many", [tag, tag], queue="nobody").id)
@@ -90,9 +90,7 @@ def hold_key_of_link(stage: FaultStage, kind: str, tag: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_link_whose_key_is_held_fails_under_its_own_id(
-    stage: FaultStage, tag: str, kind: str
-) -> None:
+def test_link_whose_key_is_held_fails_under_its_own_id(stage: Stage, tag: str, kind: str) -> None:
     holder = hold_key_of_link(stage, kind, tag)
 
     finished, link_id = getattr(Canvas(stage.app, tag), kind)("link")
@@ -107,7 +105,7 @@ def test_link_whose_key_is_held_fails_under_its_own_id(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_link_whose_key_cannot_be_made_fails_under_its_own_id(
-    stage: FaultStage, tag: str, kind: str
+    stage: Stage, tag: str, kind: str
 ) -> None:
     finished, link_id = getattr(Canvas(stage.app, tag), kind)("keyless")
 
@@ -121,7 +119,7 @@ def test_link_whose_key_cannot_be_made_fails_under_its_own_id(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["link"])
 def test_link_is_published_although_the_store_is_away(
-    stage: FaultStage, proxy: TcpProxy, tag: str, kind: str, task: str
+    stage: Stage, proxy: TcpProxy, tag: str, kind: str, task: str
 ) -> None:
     proxy.cut()
 
@@ -137,7 +135,7 @@ def test_link_is_published_although_the_store_is_away(
 
 @pytest.mark.parametrize("task", ["fails", "is_killed"])
 def test_error_callback_whose_key_is_held_does_not_hide_the_error(
-    stage: FaultStage, tag: str, task: str
+    stage: Stage, tag: str, task: str
 ) -> None:
     """A killed task is finished by the worker's main process, which must not trip over it."""
     stage.call("link_after_failure", "some id", tag, queue="nobody")
@@ -153,7 +151,7 @@ def test_error_callback_whose_key_is_held_does_not_hide_the_error(
 
 @pytest.mark.parametrize("task", ["fails", "is_killed"])
 def test_error_callback_is_published_although_the_store_is_away(
-    stage: FaultStage, proxy: TcpProxy, tag: str, task: str
+    stage: Stage, proxy: TcpProxy, tag: str, task: str
 ) -> None:
     proxy.cut()
     errback = stage.app.tasks["link_after_failure"].s(tag)
@@ -166,7 +164,7 @@ def test_error_callback_is_published_although_the_store_is_away(
 
 
 def test_rest_of_a_chain_is_not_left_waiting_behind_a_link_that_failed(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     hold_key_of_link(stage, "chain_link", tag)
     tasks = stage.app.tasks
@@ -180,11 +178,11 @@ def test_rest_of_a_chain_is_not_left_waiting_behind_a_link_that_failed(
 
 @pytest.fixture(scope="module")
 def sql_stage(
-    make_stage: Callable[..., FaultStage],
+    make_stage: Callable[..., Stage],
     store_server: RedisServer,
     proxy: TcpProxy,
     tmp_path_factory: pytest.TempPathFactory,
-) -> FaultStage:
+) -> Stage:
     """A result backend that cannot count: one of Celery's own tasks publishes a chord's body."""
     results: Path = tmp_path_factory.mktemp("results") / "results.sqlite3"
     stage = make_stage(
@@ -198,7 +196,7 @@ def sql_stage(
 
 
 def test_chord_body_is_published_by_celerys_own_task_although_the_store_is_away(
-    sql_stage: FaultStage, proxy: TcpProxy, tag: str
+    sql_stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     proxy.cut()
 

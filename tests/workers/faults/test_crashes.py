@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.support import RabbitMQServer, eventually
+from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.faults.stage import Caller, FaultStage
+from tests.workers.faults.caller import Caller
 
 pytestmark = pytest.mark.versions
 
@@ -18,26 +19,24 @@ RENEWAL_S = RUN_LEASE_S / 3
 
 
 @pytest.fixture(scope="module")
-def redis_stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def redis_stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(
         unique_run_lease=RUN_LEASE_S, broker_transport_options=redis_broker_options(2)
     )
 
 
 @pytest.fixture(scope="module")
-def rabbitmq_stage(
-    make_stage: Callable[..., FaultStage], rabbitmq_server: RabbitMQServer
-) -> FaultStage:
+def rabbitmq_stage(make_stage: Callable[..., Stage], rabbitmq_server: RabbitMQServer) -> Stage:
     return make_stage(broker=rabbitmq_server.fresh_url(), unique_run_lease=RUN_LEASE_S)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
-def stage(request: pytest.FixtureRequest, redis_stage: FaultStage) -> FaultStage:
+def stage(request: pytest.FixtureRequest, redis_stage: Stage) -> Stage:
     return redis_stage if request.param == "redis" else request.getfixturevalue("rabbitmq_stage")
 
 
 def test_key_of_an_early_acknowledged_task_is_free_within_the_run_lease_of_a_sigkill(
-    redis_stage: FaultStage, tag: str
+    redis_stage: Stage, tag: str
 ) -> None:
     stage = redis_stage
     worker = stage.ensure_worker()
@@ -62,7 +61,7 @@ def test_key_of_an_early_acknowledged_task_is_free_within_the_run_lease_of_a_sig
 
 
 def test_late_acknowledged_task_of_a_killed_worker_runs_again_and_nothing_beside_it(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     worker = stage.ensure_worker()
     first = stage.call("hold_first", tag)
@@ -87,14 +86,14 @@ def test_late_acknowledged_task_of_a_killed_worker_runs_again_and_nothing_beside
 
 
 @pytest.fixture
-def two_workers(redis_stage: FaultStage) -> FaultStage:
+def two_workers(redis_stage: Stage) -> Stage:
     while sum(worker.is_running() for worker in redis_stage.workers) < 2:
         redis_stage.start_worker()
     return redis_stage
 
 
 def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
-    two_workers: FaultStage, tag: str
+    two_workers: Stage, tag: str
 ) -> None:
     stage = two_workers
     first = stage.call("hold", tag)
@@ -136,7 +135,7 @@ def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
 
 
 def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(
-    two_workers: FaultStage, tag: str
+    two_workers: Stage, tag: str
 ) -> None:
     """Redis delivers the message again: the same task id, and still another owner."""
     stage = two_workers
@@ -170,7 +169,7 @@ def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(
 
 
 def test_task_that_waited_for_a_thread_of_a_killed_worker_runs_all_the_same(
-    make_stage: Callable[..., FaultStage], tag: str
+    make_stage: Callable[..., Stage], tag: str
 ) -> None:
     """Celery hands it to the thread pool before a thread is free, so its lock has the run lease
     of a running task and lapses, although its message comes back."""

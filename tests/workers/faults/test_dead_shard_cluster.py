@@ -18,7 +18,7 @@ from celery_unique.keys.digest import key_of
 from celery_unique.locks import text_of_call
 from celery_unique.stores.circuit_breaker import FAILURES_TO_OPEN
 from tests.support import RedisCluster, Worker, eventually
-from tests.workers.apps.sharded import SHARDED, is_running, let_go, make_app
+from tests.workers.apps.sharded import SHARDED, is_running, let_go, sharded_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -45,7 +45,7 @@ def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
         "unique_store_timeout": 1,
         "unique_gate_timeout": 1,
     }
-    app = make_app(**settings)
+    app = sharded_app(**settings)
     hold = app.tasks["sharded.hold"]
     state_of(app).store.ping()
     lost = cluster.primaries()[0]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support import eventually
+from tests.support.stage import Stage
 from tests.workers.apps.dying import DIES_BEFORE, RESULT, SETTLING
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.faults.stage import FaultStage
 
 pytestmark = pytest.mark.versions
 
@@ -33,7 +33,7 @@ class Dead(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def stage(make_stage: Callable[..., Stage]) -> Stage:
     """Redis takes a message for lost after a second."""
     return make_stage(
         unique_run_lease=RUN_LEASE_S, broker_transport_options=redis_broker_options(1)
@@ -41,7 +41,7 @@ def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def dead(stage: FaultStage) -> dict[tuple[str, str], Dead]:
+def dead(stage: Stage) -> dict[tuple[str, str], Dead]:
     queues = {(step, pool): f"{step}-{pool}" for step, pool in DEATHS}
     workers = [
         stage.start_worker(wait=False, pool=pool, queues=[queue], env={DIES_BEFORE: step})
@@ -60,7 +60,7 @@ def dead(stage: FaultStage) -> dict[tuple[str, str], Dead]:
     return dead
 
 
-def _has_message(stage: FaultStage, queue: str, task_id: str) -> bool:
+def _has_message(stage: Stage, queue: str, task_id: str) -> bool:
     redis = stage.props.redis
     return any(
         task_id in message for message in redis.hvals("unacked") + redis.lrange(queue, 0, -1)
@@ -68,7 +68,7 @@ def _has_message(stage: FaultStage, queue: str, task_id: str) -> bool:
 
 
 def test_result_that_a_killed_worker_could_not_store_is_stored_by_a_second_run(
-    stage: FaultStage, dead: dict[tuple[str, str], Dead]
+    stage: Stage, dead: dict[tuple[str, str], Dead]
 ) -> None:
     """A done mark that was left with the end of the body would drop the message."""
     queue, result, was_acknowledged = dead[RESULT, "prefork"]
@@ -82,7 +82,7 @@ def test_result_that_a_killed_worker_could_not_store_is_stored_by_a_second_run(
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_task_whose_worker_is_killed_before_it_lets_go_of_the_record_does_not_run_again(
-    stage: FaultStage, dead: dict[tuple[str, str], Dead], pool: str
+    stage: Stage, dead: dict[tuple[str, str], Dead], pool: str
 ) -> None:
     """The message is acknowledged by then. The other way round, a message that comes back
     would find nothing, and run beside the next task."""
@@ -100,7 +100,7 @@ def test_task_whose_worker_is_killed_before_it_lets_go_of_the_record_does_not_ru
 
 
 def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(
-    make_stage: Callable[..., FaultStage], tag: str
+    make_stage: Callable[..., Stage], tag: str
 ) -> None:
     """A solo worker sends it in the next turn of its event loop: after the other task, if both
     have waited for the same moment."""

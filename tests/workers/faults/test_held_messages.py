@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import eventually
-from tests.workers.faults.stage import FaultStage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
 
@@ -18,16 +18,16 @@ RUN_LEASE_S = 2.0
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(unique_run_lease=RUN_LEASE_S)
 
 
-def is_held(stage: FaultStage, task: str, tag: str, task_id: str) -> bool:
+def is_held(stage: Stage, task: str, tag: str, task_id: str) -> bool:
     """Whether the store knows that a worker has the message."""
     return stage.record(task, tag).tasks[task_id].held_until > 0
 
 
-def call_until_it_begins(stage: FaultStage, task: str, tag: str, number: int = 1) -> set[str]:
+def call_until_it_begins(stage: Stage, task: str, tag: str, number: int = 1) -> set[str]:
     """Every answer to the calls that were made for it."""
     answers = set()
 
@@ -41,7 +41,7 @@ def call_until_it_begins(stage: FaultStage, task: str, tag: str, number: int = 1
     return answers
 
 
-def deliver_again(stage: FaultStage) -> int:
+def deliver_again(stage: Stage) -> int:
     """What Redis does after the visibility timeout. How many messages there were."""
     unacked = int(stage.props.redis.hlen("unacked"))
     with stage.app.connection_for_read() as connection:
@@ -56,12 +56,12 @@ def deliver_again(stage: FaultStage) -> int:
     return unacked
 
 
-def drops(stage: FaultStage, result: Any) -> bool:
+def drops(stage: Stage, result: Any) -> bool:
     return f"[{result.id}]: it has already finished" in stage.log()
 
 
 def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_lease(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     worker = stage.start_worker(concurrency=2)
     running = stage.call("hold", f"rerun-{tag}")
@@ -111,9 +111,7 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     second.kill()
 
 
-def test_what_a_worker_returns_when_it_stops_waits_in_the_broker(
-    stage: FaultStage, tag: str
-) -> None:
+def test_what_a_worker_returns_when_it_stops_waits_in_the_broker(stage: Stage, tag: str) -> None:
     worker = stage.start_worker()
     running = stage.call("hold", f"running-{tag}")
     stage.wait_for_begin(f"running-{tag}")

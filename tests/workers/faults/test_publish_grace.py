@@ -22,8 +22,8 @@ from kombu.exceptions import OperationalError
 import celery_unique
 from celery_unique.config.app_state import state_of
 from tests.support import Producers, eventually, is_alive
-from tests.workers.apps.faults import make_app
-from tests.workers.faults.stage import Caller, FaultStage, let_go_of_results
+from tests.support.stage import STAGED, Stage, forget_results, staged_app
+from tests.workers.faults.caller import Caller
 
 #: Of calls whose grace shall be over soon.
 GRACE_S = 2.0
@@ -33,22 +33,22 @@ AT_ONCE = 4
 
 
 @pytest.fixture(scope="module")
-def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
 
 
 @pytest.fixture(scope="module")
-def producers(stage: FaultStage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Producers]:
+def producers(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Producers]:
     with Producers(
-        "tests.workers.apps.faults_producer",
-        env={"FAULTS_APP": json.dumps(stage.settings)},
+        "tests.workers.apps.slow_producer",
+        env={STAGED: json.dumps(stage.settings)},
         log_path=tmp_path_factory.mktemp("producers") / "producers.log",
     ) as producers:
         eventually(lambda: stage.props.redis.llen("celery"), timeout=20)
         yield producers
 
 
-def messages(stage: FaultStage) -> Counter[str]:
+def messages(stage: Stage) -> Counter[str]:
     """How many messages of each task id are in the broker."""
     lines = stage.props.redis.lrange("celery", 0, -1)
     return Counter(json.loads(line)["headers"]["id"] for line in lines)
@@ -60,7 +60,7 @@ def kill(pid: int) -> None:
     eventually(lambda: not is_alive(pid), interval=0.001)
 
 
-def launch_and_kill(stage: FaultStage, producers: Producers, task: str, tag: str, n: int) -> None:
+def launch_and_kill(stage: Stage, producers: Producers, task: str, tag: str, n: int) -> None:
     """A call that dies: every third before it publishes, every third before it confirms, and
     the others at any moment."""
     if n % 3 == 0:
@@ -77,7 +77,7 @@ def launch_and_kill(stage: FaultStage, producers: Producers, task: str, tag: str
     kill(pid)
 
 
-def phase_of_death(stage: FaultStage, task_name: str, tag: str) -> str:
+def phase_of_death(stage: Stage, task_name: str, tag: str) -> str:
     tasks = stage.record(task_name, tag).tasks
     if not tasks:
         return "before acquire"
@@ -88,7 +88,7 @@ def phase_of_death(stage: FaultStage, task_name: str, tag: str) -> str:
 
 
 def test_no_call_is_lost_to_producers_that_are_killed_anywhere(
-    stage: FaultStage, producers: Producers
+    stage: Stage, producers: Producers
 ) -> None:
     def one_round(n: int) -> tuple[str, str, str, float]:
         tag = f"killed-{n}"
@@ -116,7 +116,7 @@ def test_no_call_is_lost_to_producers_that_are_killed_anywhere(
 
 
 def test_key_of_a_killed_producer_is_free_after_the_grace(
-    stage: FaultStage, producers: Producers, tag: str
+    stage: Stage, producers: Producers, tag: str
 ) -> None:
     for attempt in range(ATTEMPTS):
         lock = killed_with_a_short_grace(stage, producers, f"{tag}-{attempt}")
@@ -136,7 +136,7 @@ ATTEMPTS = 5
 
 
 def killed_with_a_short_grace(
-    stage: FaultStage, producers: Producers, tag: str
+    stage: Stage, producers: Producers, tag: str
 ) -> celery_unique.Lock | None:
     """The lock that a producer has left, unless it was too late to see it."""
     pid = producers.launch(
@@ -150,7 +150,7 @@ def killed_with_a_short_grace(
 
 
 def test_caller_helps_a_producer_that_was_killed_before_it_published(
-    stage: FaultStage, producers: Producers, tag: str
+    stage: Stage, producers: Producers, tag: str
 ) -> None:
     pid = producers.launch(task="quick", tag=tag, before_publish_s=60, after_publish_s=0)
     holder = stage.wait_for_state("quick", tag, state="pending").task_id
@@ -165,10 +165,10 @@ def test_caller_helps_a_producer_that_was_killed_before_it_published(
 
 
 def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
-    stage: FaultStage,
+    stage: Stage,
 ) -> None:
     """The first publish fails around the moment at which the second call helps it."""
-    failing = make_app(**stage.settings)
+    failing = staged_app(**stage.settings)
     publish = failing.amqp.send_task_message
     publishing: dict[str, threading.Event] = defaultdict(threading.Event)
 
@@ -201,7 +201,7 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
         outcomes = Counter(pool.map(one_round, range(120)))
 
     state_of(failing).store.close()
-    let_go_of_results(failing)
+    forget_results(failing)
     failing.close()
     print(f"120 failing publishes, 0 calls lost: {dict(outcomes)}")
     assert set(outcomes) == {"created", "deduplicated"}
@@ -209,12 +209,12 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
 
 @pytest.fixture
 def fresh_stage(
-    make_stage: Callable[..., FaultStage], tmp_path: Path
-) -> Iterator[tuple[FaultStage, Producers]]:
+    make_stage: Callable[..., Stage], tmp_path: Path
+) -> Iterator[tuple[Stage, Producers]]:
     stage = make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
     with Producers(
-        "tests.workers.apps.faults_producer",
-        env={"FAULTS_APP": json.dumps(stage.settings)},
+        "tests.workers.apps.slow_producer",
+        env={STAGED: json.dumps(stage.settings)},
         log_path=tmp_path / "producers.log",
     ) as producers:
         eventually(lambda: stage.props.redis.llen("celery"), timeout=20)
@@ -222,7 +222,7 @@ def fresh_stage(
 
 
 def test_every_call_that_was_answered_runs_once_although_producers_are_killed(
-    fresh_stage: tuple[FaultStage, Producers],
+    fresh_stage: tuple[Stage, Producers],
 ) -> None:
     stage, producers = fresh_stage
     stage.start_worker(concurrency=2)
@@ -249,7 +249,7 @@ def test_every_call_that_was_answered_runs_once_although_producers_are_killed(
 
 
 def test_caller_that_asks_all_the_time_is_admitted_at_most_once_in_a_grace(
-    stage: FaultStage, producers: Producers, tag: str
+    stage: Stage, producers: Producers, tag: str
 ) -> None:
     for attempt in range(ATTEMPTS):
         lock = killed_with_a_short_grace(stage, producers, f"{tag}-{attempt}")

@@ -13,8 +13,8 @@ import pytest
 from celery import Celery
 
 from tests.support import RabbitMQServer, TcpProxy, Worker, eventually
+from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.faults.stage import FaultStage
 
 pytestmark = pytest.mark.versions
 
@@ -36,9 +36,7 @@ pools_that_keep_copies_out = pytest.mark.parametrize("stage", KEEP_COPIES_OUT, i
 
 
 @pytest.fixture(scope="module", params=POOLS)
-def stage(
-    request: pytest.FixtureRequest, make_stage: Callable[..., FaultStage]
-) -> Iterator[FaultStage]:
+def stage(request: pytest.FixtureRequest, make_stage: Callable[..., Stage]) -> Iterator[Stage]:
     """Redis takes a message for lost after a second."""
     stage = make_stage(
         pool=request.param,
@@ -75,7 +73,7 @@ def looking_for_lost_messages(app: Celery) -> Iterator[None]:
 
 
 @pytest.fixture
-def workers(stage: FaultStage) -> list[Worker]:
+def workers(stage: Stage) -> list[Worker]:
     """Two workers with room for one task each."""
     missing = 2 - sum(worker.is_running() for worker in stage.workers)
     stage.wait_until_ready(*[stage.start_worker(wait=False) for _ in range(missing)])
@@ -86,19 +84,19 @@ def waits_in(worker: Worker, task_id: str) -> bool:
     return f"[{task_id}]: another delivery or its predecessor is running" in worker.log()
 
 
-def drops(stage: FaultStage, task_id: str) -> int:
+def drops(stage: Stage, task_id: str) -> int:
     """How many deliveries were dropped since the task had ended."""
     return len(re.findall(rf"dropped \S+\[{task_id}\]: it has already finished", stage.log()))
 
 
-def queued(stage: FaultStage) -> int:
+def queued(stage: Stage) -> int:
     """Messages that no worker has, or has not acknowledged."""
     redis = stage.props.redis
     return int(redis.llen("celery")) + int(redis.hlen("unacked"))
 
 
 def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(
-    stage: FaultStage, workers: list[Worker], tag: str
+    stage: Stage, workers: list[Worker], tag: str
 ) -> None:
     result = stage.call("hold_late", tag)
     runs_in = stage.wait_for_begin(tag)["worker"]
@@ -123,7 +121,7 @@ def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(
 
 @reserving_pools
 def test_early_acknowledged_task_that_waits_behind_another_runs_once(
-    stage: FaultStage, workers: list[Worker], tag: str
+    stage: Stage, workers: list[Worker], tag: str
 ) -> None:
     """Its message is not acknowledged while it is reserved, so Redis delivers it again."""
     blockers = [stage.call("hold", f"{tag}-{n}") for n in range(2)]
@@ -148,7 +146,7 @@ def test_early_acknowledged_task_that_waits_behind_another_runs_once(
 
 
 def test_eta_beyond_the_visibility_timeout_runs_once(
-    stage: FaultStage, workers: list[Worker], tag: str
+    stage: Stage, workers: list[Worker], tag: str
 ) -> None:
     tasks = ("quick", "quick_late")
     results = [stage.call(task, f"{task}-{tag}", countdown=4) for task in tasks]
@@ -166,7 +164,7 @@ def test_eta_beyond_the_visibility_timeout_runs_once(
 
 
 def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(
-    stage: FaultStage, workers: list[Worker], tag: str
+    stage: Stage, workers: list[Worker], tag: str
 ) -> None:
     result = stage.call("hold_first", tag)
     runs_in = stage.wait_for_begin(tag)["worker"]
@@ -188,7 +186,7 @@ def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(
 
 
 def test_task_whose_connection_to_rabbitmq_broke_runs_once(
-    make_stage: Callable[..., FaultStage],
+    make_stage: Callable[..., Stage],
     rabbitmq_server: RabbitMQServer,
     start_proxy: Callable[[int], TcpProxy],
     tag: str,
@@ -214,13 +212,13 @@ def test_task_whose_connection_to_rabbitmq_broke_runs_once(
     worker.stop()
 
 
-def received(stage: FaultStage, task_id: str) -> int:
+def received(stage: Stage, task_id: str) -> int:
     return len(re.findall(rf"Task \w+\[{task_id}\] received", stage.log()))
 
 
 @pools_that_keep_copies_out
 def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     """The worker has room for one message: the copy stays in the broker until the end."""
     narrow = stage.start_worker(queues=["narrow"], args=["--prefetch-multiplier", "1"])
@@ -243,7 +241,7 @@ def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
 
 @pytest.mark.parametrize("stage", ["solo"], indirect=True)
 def test_early_acknowledged_task_of_a_solo_worker_longer_than_the_visibility_timeout_runs_once(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     """Celery sends that acknowledgement after the body: the copy is in the queue by then."""
     queue = "solo"

@@ -17,7 +17,8 @@ import pytest
 from celery_unique.config.app_state import state_of
 from celery_unique.worker.lock_client import WorkerLockClient
 from tests.support import RedisServer, TcpProxy, eventually
-from tests.workers.faults.stage import Caller, FaultStage
+from tests.support.stage import Stage
+from tests.workers.faults.caller import Caller
 
 pytestmark = pytest.mark.versions
 
@@ -33,7 +34,7 @@ ETA_S = 4.0
 class Scene:
     """A worker that holds messages, and callers that ask for their keys all the time."""
 
-    stage: FaultStage
+    stage: Stage
     #: task, tag and the id that holds the key
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     callers: list[Caller] = field(default_factory=list)
@@ -80,12 +81,12 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def pools(make_stage: Callable[..., FaultStage]) -> dict[str, Scene]:
+def pools(make_stage: Callable[..., Stage]) -> dict[str, Scene]:
     return {pool: Scene(make_stage(pool=pool, unique_run_lease=RUN_LEASE_S)) for pool in POOLS}
 
 
 @pytest.fixture(scope="module")
-def waiting(make_stage: Callable[..., FaultStage]) -> dict[str, Scene]:
+def waiting(make_stage: Callable[..., Stage]) -> dict[str, Scene]:
     """Workers whose messages wait longer than the queue lease."""
     return {
         pool: Scene(
@@ -101,12 +102,12 @@ def waiting(make_stage: Callable[..., FaultStage]) -> dict[str, Scene]:
 
 
 @pytest.fixture
-def short_queue_lease(waiting: dict[str, Scene]) -> FaultStage:
+def short_queue_lease(waiting: dict[str, Scene]) -> Stage:
     return waiting["prefork"].stage
 
 
 @pytest.fixture(scope="module")
-def cut(make_stage: Callable[..., FaultStage], redis_server: RedisServer) -> Iterator[Scene]:
+def cut(make_stage: Callable[..., Stage], redis_server: RedisServer) -> Iterator[Scene]:
     """A worker that loses its connection to the broker in the middle of a task."""
     with TcpProxy(redis_server.port) as proxy:
         scene = Scene(make_stage(unique_run_lease=RUN_LEASE_S))
@@ -204,7 +205,7 @@ def test_running_task_keeps_its_key_when_the_broker_connection_breaks(cut: Scene
 
 
 def test_end_of_a_body_is_not_taken_for_a_loss_while_celery_still_has_the_request(
-    short_queue_lease: FaultStage, tag: str
+    short_queue_lease: Stage, tag: str
 ) -> None:
     """Its result, its callbacks or its after_return take their time."""
     stage = short_queue_lease
@@ -221,7 +222,7 @@ def test_end_of_a_body_is_not_taken_for_a_loss_while_celery_still_has_the_reques
 
 
 def test_message_that_nobody_holds_lapses_with_the_queue_lease(
-    short_queue_lease: FaultStage, tag: str
+    short_queue_lease: Stage, tag: str
 ) -> None:
     result = short_queue_lease.call("quick", tag, queue="nobody")
     assert_lapses_within(QUEUE_LEASE_S, short_queue_lease, tag)
@@ -232,7 +233,7 @@ def test_message_that_nobody_holds_lapses_with_the_queue_lease(
 
 
 def test_message_that_expires_does_not_hold_its_key_for_longer(
-    short_queue_lease: FaultStage, tag: str
+    short_queue_lease: Stage, tag: str
 ) -> None:
     short_queue_lease.call("quick", tag, queue="nobody", expires=1)
     assert_lapses_within(1, short_queue_lease, tag)
@@ -240,21 +241,21 @@ def test_message_that_expires_does_not_hold_its_key_for_longer(
     short_queue_lease.wait_until_free("quick", tag)
 
 
-def assert_lapses_within(seconds: float, stage: FaultStage, tag: str) -> None:
+def assert_lapses_within(seconds: float, stage: Stage, tag: str) -> None:
     """Or has lapsed, on a machine that was busy since the call."""
     record = stage.record("quick", tag)
     assert all(task.lease <= (time.time() + seconds) * 1000 for task in record.tasks.values())
 
 
 @pytest.fixture(scope="module")
-def threads(pools: dict[str, Scene]) -> FaultStage:
+def threads(pools: dict[str, Scene]) -> Stage:
     stage = pools["threads"].stage
     eventually(lambda: not stage.worker.is_running())
     stage.start_worker()
     return stage
 
 
-def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads: FaultStage, tag: str) -> None:
+def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads: Stage, tag: str) -> None:
     result = threads.call("leave", tag)
 
     threads.wait_for_begin(tag)
@@ -266,7 +267,7 @@ def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads: FaultStage, ta
     assert threads.signals(result.id, "unique_lost") == []
 
 
-def test_renewal_of_another_delivery_changes_nothing(threads: FaultStage, tag: str) -> None:
+def test_renewal_of_another_delivery_changes_nothing(threads: Stage, tag: str) -> None:
     """Only the delivery that runs may renew, finish, settle or put a task off."""
     from celery_unique.header import LockHeader
     from celery_unique.stores.base import Held

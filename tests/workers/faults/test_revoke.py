@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +12,8 @@ from celery import Celery
 
 import celery_unique
 from tests.support import eventually
-from tests.workers.faults.stage import Caller, FaultStage
+from tests.support.stage import Stage, staged_app
+from tests.workers.faults.caller import Caller
 
 pytestmark = pytest.mark.versions
 
@@ -22,42 +21,39 @@ RUN_LEASE_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def shared_stage(make_stage: Callable[..., Stage]) -> Stage:
     stage = make_stage(unique_run_lease=RUN_LEASE_S)
     stage.start_worker()
     return stage
 
 
 @pytest.fixture
-def stage(shared_stage: FaultStage, tag: str) -> FaultStage:
+def stage(shared_stage: Stage, tag: str) -> Stage:
     """The one slot of the worker is taken, so that everything else is received and waits."""
     shared_stage.call("hold", f"busy-{tag}")
     shared_stage.wait_for_begin(f"busy-{tag}")
     return shared_stage
 
 
-def by_result(stage: FaultStage, result: object) -> None:
+def by_result(stage: Stage, result: object) -> None:
     result.revoke()
 
 
-def by_the_same_process(stage: FaultStage, result: object) -> None:
+def by_the_same_process(stage: Stage, result: object) -> None:
     stage.app.control.revoke(result.id)
 
 
-def by_another_process(stage: FaultStage, result: object) -> None:
-    code = (
-        "import sys; from tests.workers.apps.faults_worker import app; "
-        "app.control.revoke(sys.argv[1])"
-    )
+def by_another_process(stage: Stage, result: object) -> None:
+    code = "import sys; from tests.workers.apps.staged import app; app.control.revoke(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, result.id],
-        env={**os.environ, "PYTHONPATH": ".", "FAULTS_APP": json.dumps(stage.settings)},
+        env=stage.env,
         check=True,
         timeout=60,
     )
 
 
-def by_an_app_without_the_library(stage: FaultStage, result: object) -> None:
+def by_an_app_without_the_library(stage: Stage, result: object) -> None:
     plain = Celery(broker=stage.settings["broker"], set_as_current=False)
     plain.control.revoke(result.id)
     plain.close()
@@ -66,7 +62,7 @@ def by_an_app_without_the_library(stage: FaultStage, result: object) -> None:
 @pytest.mark.parametrize("revoke", [by_result, by_the_same_process, by_another_process])
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["reserved", "eta"])
 def test_revoke_of_a_waiting_task_frees_its_key_at_once(
-    stage: FaultStage, tag: str, revoke: Callable[..., None], options: dict[str, float]
+    stage: Stage, tag: str, revoke: Callable[..., None], options: dict[str, float]
 ) -> None:
     first = stage.call("quick", tag, **options)
     wait_until_received(stage, first.id)
@@ -84,7 +80,7 @@ def test_revoke_of_a_waiting_task_frees_its_key_at_once(
 
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["reserved", "eta"])
 def test_revoke_by_an_app_without_the_library_frees_the_key_when_a_worker_hears_it(
-    stage: FaultStage, tag: str, options: dict[str, float]
+    stage: Stage, tag: str, options: dict[str, float]
 ) -> None:
     first = stage.call("quick", tag, **options)
     wait_until_received(stage, first.id)
@@ -100,7 +96,7 @@ def test_revoke_by_an_app_without_the_library_frees_the_key_when_a_worker_hears_
 
 @pytest.mark.parametrize("revoke", [by_result, by_the_same_process, by_another_process])
 def test_task_that_was_revoked_in_the_broker_is_dropped_by_a_worker_that_never_heard_of_it(
-    stage: FaultStage, tag: str, revoke: Callable[..., None]
+    stage: Stage, tag: str, revoke: Callable[..., None]
 ) -> None:
     stage.props.let_go(f"busy-{tag}")
     first = stage.call("quick", tag, queue=tag)
@@ -118,13 +114,12 @@ def test_task_that_was_revoked_in_the_broker_is_dropped_by_a_worker_that_never_h
 
 
 def test_tasks_that_others_have_published_are_found_one_after_another(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     """The walk for the first one's key says nothing of a task that came after it."""
-    from tests.workers.apps.faults import make_app
 
     stage.props.let_go(f"busy-{tag}")
-    other = make_app(**stage.settings)
+    other = staged_app(**stage.settings)
     for n in range(3):
         result = stage.call("quick", f"{tag}-{n}", queue="nobody")
 
@@ -135,7 +130,7 @@ def test_tasks_that_others_have_published_are_found_one_after_another(
 
 
 def test_revoke_of_a_duplicate_revokes_the_shared_holder_and_says_so(
-    stage: FaultStage, tag: str, caplog: pytest.LogCaptureFixture
+    stage: Stage, tag: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = stage.call("quick", tag)
     wait_until_received(stage, first.id)
@@ -153,7 +148,7 @@ def test_revoke_of_a_duplicate_revokes_the_shared_holder_and_says_so(
     assert stage.begins(tag) == []
 
 
-def test_revoke_of_a_running_task_leaves_its_lock_alone(stage: FaultStage, tag: str) -> None:
+def test_revoke_of_a_running_task_leaves_its_lock_alone(stage: Stage, tag: str) -> None:
     running = stage.lock("hold", f"busy-{tag}")
 
     stage.app.control.revoke(running.task_id)
@@ -165,7 +160,7 @@ def test_revoke_of_a_running_task_leaves_its_lock_alone(stage: FaultStage, tag: 
     stage.wait_until_free("hold", f"busy-{tag}")
 
 
-def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage: FaultStage, tag: str) -> None:
+def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage: Stage, tag: str) -> None:
     stage.props.let_go(f"busy-{tag}")
     for countdown in (1.5 * RUN_LEASE_S, 6 * RUN_LEASE_S):
         each = f"{tag}-{countdown}"
@@ -187,9 +182,7 @@ def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage: FaultStage, ta
     assert {answer.task_id for answer in while_it_waited} == {first.id}
 
 
-def test_revoke_of_a_task_that_waits_for_its_retry_frees_the_key(
-    stage: FaultStage, tag: str
-) -> None:
+def test_revoke_of_a_task_that_waits_for_its_retry_frees_the_key(stage: Stage, tag: str) -> None:
     stage.props.let_go(f"busy-{tag}")
     for countdown in (2, 8, 30):  # on a busy machine the retry may come before its revoke
         each = f"{tag}-{countdown}"
@@ -206,9 +199,7 @@ def test_revoke_of_a_task_that_waits_for_its_retry_frees_the_key(
     assert len(stage.begins(each)) == 1
 
 
-def look_before_the_retry(
-    stage: FaultStage, tag: str, countdown: float
-) -> celery_unique.Lock | None:
+def look_before_the_retry(stage: Stage, tag: str, countdown: float) -> celery_unique.Lock | None:
     """The lock of a task that waits for its retry; None where that was faster than a look."""
 
     def look() -> list[celery_unique.Lock | None]:
@@ -220,5 +211,5 @@ def look_before_the_retry(
     return eventually(look)[0]
 
 
-def wait_until_received(stage: FaultStage, task_id: str) -> None:
+def wait_until_received(stage: Stage, task_id: str) -> None:
     stage.worker.wait_for_log(rf"\[{task_id}\] received")

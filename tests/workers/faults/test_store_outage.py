@@ -17,8 +17,8 @@ from celery_unique.header import LockHeader
 from celery_unique.reporting import unique_store_error
 from celery_unique.worker.lock_client import WorkerLockClient
 from tests.support import RedisServer, TcpProxy, eventually
-from tests.workers.apps.faults import make_app
-from tests.workers.faults.stage import Caller, FaultStage, let_go_of_results
+from tests.support.stage import Stage, forget_results, staged_app
+from tests.workers.faults.caller import Caller
 
 RUN_LEASE_S = 2.0
 STORE_TIMEOUT_S = 0.5
@@ -40,7 +40,7 @@ def proxy(store_server: RedisServer) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., FaultStage], store_server: RedisServer) -> FaultStage:
+def shared_stage(make_stage: Callable[..., Stage], store_server: RedisServer) -> Stage:
     """The test has a way of its own to the store."""
     return make_stage(
         unique_store_url=store_server.fresh_url(),
@@ -52,7 +52,7 @@ def shared_stage(make_stage: Callable[..., FaultStage], store_server: RedisServe
 
 
 @pytest.fixture
-def stage(shared_stage: FaultStage, proxy: TcpProxy) -> Iterator[FaultStage]:
+def stage(shared_stage: Stage, proxy: TcpProxy) -> Iterator[Stage]:
     shared_stage.ensure_worker(
         settings={"unique_store_url": proxy.url_of(shared_stage.settings["unique_store_url"])}
     )
@@ -69,7 +69,7 @@ def away(proxy: TcpProxy, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
 def test_worker_runs_what_was_admitted_and_gives_it_back_when_the_store_returns(
-    stage: FaultStage, proxy: TcpProxy, tag: str, how: str
+    stage: Stage, proxy: TcpProxy, tag: str, how: str
 ) -> None:
     tags = [f"{tag}-{n}" for n in range(8)]
     stage.end_of(stage.call("quick", f"{tag}-warm"), "SUCCESS")
@@ -98,7 +98,7 @@ def test_worker_runs_what_was_admitted_and_gives_it_back_when_the_store_returns(
         assert len(stage.begins(each)) == 1
 
 
-def wait_for_breaker(stage: FaultStage) -> None:
+def wait_for_breaker(stage: Stage) -> None:
     """Until the worker asks the store again: an earlier test may have kept it from that."""
 
     def asked() -> bool:
@@ -110,11 +110,11 @@ def wait_for_breaker(stage: FaultStage) -> None:
 
 
 def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     url = proxy.url_of(stage.settings["unique_store_url"])
     waiting_long = {"unique_store_url": url, "unique_store_timeout": LONG_STORE_TIMEOUT_S}
-    app = make_app(**{**stage.settings, **waiting_long})
+    app = staged_app(**{**stage.settings, **waiting_long})
     holding = state_of(app).part(WorkerLockClient)
     header = LockHeader(task_id=tag, key=stage.key("quick", tag))
     holding.is_run_by_its_sender(header)  # connects
@@ -137,7 +137,7 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
 
 
 def test_worker_starts_and_works_without_the_store(
-    shared_stage: FaultStage, proxy: TcpProxy, tag: str
+    shared_stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     stage = shared_stage
     url = proxy.url_of(stage.settings["unique_store_url"])
@@ -155,7 +155,7 @@ def test_worker_starts_and_works_without_the_store(
 
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
 def test_lock_whose_release_failed_is_released_when_the_store_is_up_again(
-    stage: FaultStage, store_server: RedisServer, tag: str, task: str
+    stage: Stage, store_server: RedisServer, tag: str, task: str
 ) -> None:
     wait_for_breaker(stage)
     result = stage.call(task, tag)
@@ -175,7 +175,7 @@ def test_lock_whose_release_failed_is_released_when_the_store_is_up_again(
 
 
 def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     """Acknowledged late, so the key waits for a message that will not come: an operator's case."""
     wait_for_breaker(stage)
@@ -194,7 +194,7 @@ def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(
 
 
 def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     wait_for_breaker(stage)
     proxy.cut()
@@ -217,7 +217,7 @@ def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(
 
 
 def test_key_stays_taken_where_a_task_started_without_the_store_and_its_worker_died(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     """The store never heard of the start: its record is that of a message in the queue."""
     wait_for_breaker(stage)
@@ -234,7 +234,7 @@ def test_key_stays_taken_where_a_task_started_without_the_store_and_its_worker_d
 
 
 def test_key_of_such_a_task_is_served_again_where_the_store_knew_who_had_its_message(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     wait_for_breaker(stage)
     stage.call("hold", f"first-{tag}")
@@ -261,7 +261,7 @@ def test_key_of_such_a_task_is_served_again_where_the_store_knew_who_had_its_mes
 
 
 def test_retry_that_could_not_be_told_is_told_later(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     """Its countdown is longer than the run lease, which would end its lock."""
     wait_for_breaker(stage)
@@ -290,7 +290,7 @@ def test_retry_that_could_not_be_told_is_told_later(
 
 
 def test_task_whose_worker_lost_the_store_for_longer_than_its_lease_hears_of_it(
-    stage: FaultStage, proxy: TcpProxy, tag: str
+    stage: Stage, proxy: TcpProxy, tag: str
 ) -> None:
     """Only this worker is cut off: for everybody else the lock has lapsed."""
     wait_for_breaker(stage)
@@ -313,7 +313,7 @@ def test_task_whose_worker_lost_the_store_for_longer_than_its_lease_hears_of_it(
 
 
 def test_task_goes_on_and_hears_of_it_when_the_store_has_lost_its_data(
-    stage: FaultStage, store_server: RedisServer, tag: str
+    stage: Stage, store_server: RedisServer, tag: str
 ) -> None:
     wait_for_breaker(stage)
     first = stage.call("hold", tag)
@@ -373,7 +373,8 @@ def calling(redis_url: str, store: SilentStore) -> Iterator[Callable[..., Any]]:
     apps: list[Any] = []
 
     def make(**settings: Any) -> Any:
-        app = make_app(
+        app = staged_app(
+            "faults",
             broker=redis_url,
             redis_url=redis_url,
             unique_store_url=store.url,
@@ -385,7 +386,7 @@ def calling(redis_url: str, store: SilentStore) -> Iterator[Callable[..., Any]]:
 
     yield make
     for app in apps:
-        let_go_of_results(app)
+        forget_results(app)
         app.close()
 
 

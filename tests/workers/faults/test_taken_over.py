@@ -7,21 +7,21 @@ from collections.abc import Callable
 import pytest
 
 from tests.support import eventually
+from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
-from tests.workers.faults.stage import FaultStage
 
 RUN_LEASE_S = 2.0
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., FaultStage]) -> FaultStage:
+def stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(
         unique_run_lease=RUN_LEASE_S, broker_transport_options=redis_broker_options(1)
     )
 
 
 def test_it_does_not_acknowledge_the_message_of_the_one_that_took_over(
-    stage: FaultStage, tag: str
+    stage: Stage, tag: str
 ) -> None:
     """In Redis both deliveries are one entry: acknowledged by the first, the message of the
     second would be gone, and with that worker's death the key taken for a whole queue lease."""

@@ -11,10 +11,9 @@ from typing import Any
 from celery_unique.config.app_state import state_of
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from tests.support.producers import serve
+from tests.support.stage import STAGED, staged_app
 
-from .faults import make_app
-
-app = make_app(**json.loads(os.environ["FAULTS_APP"]))
+app = staged_app(**json.loads(os.environ[STAGED]))
 
 
 def call(job: dict[str, Any]) -> None:

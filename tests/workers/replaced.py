@@ -1,123 +1,29 @@
-"""A stage for calls that replace each other, and a judge of what became of them."""
+"""Calls that replace each other, and a judge of what became of them."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from celery import Celery
-
 from celery_unique import DuplicateTask
-from celery_unique.config.app_state import state_of
 from celery_unique.stores.acts.replace import in_limbo
 from celery_unique.stores.record import Record
 from tests.stores.racing import Round
-from tests.support import Worker, eventually
-from tests.workers.apps.replacing import make_app
-from tests.workers.stage import Stage
-
-_numbers = itertools.count(1)
-
-
-class ReplacingStage(Stage):
-    def __init__(
-        self, broker: str, redis_url: str, directory: Path, *, pool: str = "prefork", **options: Any
-    ) -> None:
-        self.settings = {"broker": broker, "redis_url": redis_url, **options}
-        self.pool = pool
-        self.app: Celery = make_app(**self.settings)
-        self.props = self.app.props
-        self.workers: list[Worker] = []
-        self._directory = directory
-
-    def start_worker(self, *, wait: bool = True, **options: Any) -> Worker:
-        number = next(_numbers)
-        options = {"concurrency": 1, "pool": self.pool, **options}
-        worker = Worker(
-            "tests.workers.apps.replacing_worker",
-            log_path=self._directory / f"worker{number}.log",
-            env={"REPLACING_APP": json.dumps(self.settings)},
-            name=f"replacing{number}",
-            **options,
-        )
-        self.workers.append(worker)
-        worker.launch()
-        if wait:
-            worker.wait_for_log(r" ready\.", 40)
-        return worker
-
-    # -- calls -----------------------------------------------------------------
-
-    def send(self, task: str, *args: Any, **options: Any) -> Any:
-        return self.app.tasks[task].apply_async(args, **options)
-
-    def deliver(self, queue: str) -> None:
-        """Give the worker what waits in a queue that it does not consume."""
-        moved = self.props.redis.lmove(queue, "celery", "RIGHT", "LEFT")
-        assert moved, f"nothing waits in {queue}"
-
-    # -- what happened ---------------------------------------------------------
-
-    def runs(self, tag: str) -> list[dict[str, Any]]:
-        notes: list[dict[str, Any]] = self.props.notes(tag, "run")
-        return notes
-
-    def values(self, tag: str) -> list[int]:
-        return [run["value"] for run in self.runs(tag)]
-
-    def wait_for_runs(self, tag: str, number: int = 1, timeout: float = 20.0) -> list[int]:
-        eventually(
-            lambda: len(self.runs(tag)) >= number,
-            timeout=timeout,
-            message=f"{tag} did not run {number} times",
-        )
-        return self.values(tag)
-
-    def record(self, key: str) -> Record:
-        record, _ = state_of(self.app).store.read(key)
-        return record
-
-    def wait_until_nothing_is_left(self, key: str, timeout: float = 20.0) -> None:
-        """No task and no mark: every message that was to be dropped was reached."""
-        eventually(lambda: not self.record(key), timeout=timeout, message="something is left")
-
-    def wait_until_worker_has(self, task_ids: Iterable[str]) -> None:
-        """Their messages are in a worker's hands: a message that Redis has handed out and kombu
-        has not noted down yet is lost with its worker, with or without unique tasks."""
-
-        def noted_down() -> bool:
-            messages = "".join(self.props.redis.hvals("unacked"))
-            return all(task_id in messages for task_id in task_ids)
-
-        eventually(noted_down, timeout=20, message="no worker has the messages")
-
-    def told_revoked(self, task_id: str) -> list[dict[str, Any]]:
-        return [fact for fact in self.props.told(task_id) if fact["signal"] == "task_revoked"]
-
-    def superseded_by(self, task_id: str) -> str | None:
-        """From the result backend: None where the task was not superseded."""
-        meta = self.app.backend.get_task_meta(task_id)
-        if meta["status"] != "REVOKED":
-            return None
-        found = re.fullmatch(r"superseded by task (\S+)", str(meta["result"]))
-        return found[1] if found else f"nobody: {meta['result']}"
+from tests.support.stage import Stage, staged_app
 
 
 class Watcher:
     """Reads the record of a key as fast as it can, and keeps every moment with two live tasks."""
 
-    def __init__(self, stage: ReplacingStage, key: str) -> None:
+    def __init__(self, stage: Stage, key: str) -> None:
         self.looks = 0
         self.most_in_limbo = 0
         self.with_one = 0
         self.wrong: list[list[str]] = []
-        self._read = lambda: stage.record(key)
+        self._read = lambda: stage.record_of(key)
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -162,7 +68,7 @@ class Replaced(NamedTuple):
 
 def replace_racer(settings: Mapping[str, Any], tag: str, process: int) -> Round:
     """In every round all processes replace the same key; a rejected call is made again."""
-    app = make_app(**settings)
+    app = staged_app(**settings)
     task = app.tasks["work"]
     task.apply_async((f"warm-up-{process}", 0), queue="nobody")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import redis
@@ -35,6 +36,10 @@ class Props:
         """What a signal told in the worker."""
         self.redis.rpush(f"told:{task_id}", json.dumps({"signal": what, **facts}))
 
+    def note(self, tag: str, event: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, "at": time.time(), **facts})
+        self.redis.rpush(f"diary:{tag}", line)
+
     # -- the test ------------------------------------------------------------
 
     def runs(self, tag: str) -> int:
@@ -49,3 +54,8 @@ class Props:
 
     def told(self, task_id: str) -> list[dict[str, Any]]:
         return [json.loads(fact) for fact in self.redis.lrange(f"told:{task_id}", 0, -1)]
+
+    def notes(self, tag: str, event: str) -> list[dict[str, Any]]:
+        """In the order in which they were made."""
+        lines = [json.loads(line) for line in self.redis.lrange(f"diary:{tag}", 0, -1)]
+        return [line for line in lines if line["event"] == event]

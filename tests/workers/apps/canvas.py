@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, signature
 from celery.exceptions import Ignore
 
-import celery_unique
-from tests.support.patience import PATIENT
-from tests.workers.apps.props import Props
-
-#: Set for workers and for the process that applies the canvases.
-SETTINGS = "CANVAS_APP"
+from tests.support.props import Props
 
 KINDS = {"unique": True, "plain": False}
 
 Define = Callable[..., Any]
 
 
-def make_app(*, broker: str, backend: str, redis_url: str, **settings: Any) -> Celery:
-    """Locks, and what tests and tasks tell each other, are in Redis."""
-    if backend == "django-db":
-        set_up_django(Path(settings.pop("django_database")))
-    transport = {"max_connections": 200, **settings.pop("broker_transport_options", {})}
-    store_url = settings.pop("unique_store_url", redis_url)
-    app = Celery("canvas", broker=broker, backend=backend, set_as_current=False)
-    app.conf.update(
-        {**PATIENT, **settings},
-        unique_store_url=store_url,
-        broker_connection_retry_on_startup=True,
-        result_extended=True,
-        result_expires=600,
-        # Fifty greenlets that publish at once need more than kombu's ten: it takes the lack of one
-        # for a lost broker, and a message that it was just receiving is lost with that.
-        broker_transport_options=transport,
-        # Chords on backends that cannot count are polled for.
-        result_chord_retry_interval=0.2,
-    )
-    app.props = Props(redis_url)
-    celery_unique.install(app)
+CONF = {
+    "result_extended": True,
+    "result_expires": 600,
+    # Chords on backends that cannot count are polled for.
+    "result_chord_retry_interval": 0.2,
+}
+
+
+def prepare(*, django_database: str = "", **settings: Any) -> dict[str, Any]:
+    if django_database:
+        set_up_django(Path(django_database))
+    # Fifty greenlets that publish at once need more than kombu's ten: it takes the lack of one
+    # for a lost broker, and a message that it was just receiving is lost with that.
+    transport = {"max_connections": 200, **settings.get("broker_transport_options", {})}
+    return {**settings, "broker_transport_options": transport}
+
+
+def define(app: Celery, task: Define, props: Props) -> None:
+    app.set_current()  # groups and chords look it up
     for kind, unique in KINDS.items():
-        _define(app, partial(app.task, shared=False), kind, unique, app.props)
-    _define_helpers(app, partial(app.task, shared=False), app.props)
-    return app
-
-
-def app_of_environment() -> Celery:
-    return make_app(**json.loads(os.environ[SETTINGS]))
+        _define(app, task, kind, unique, props)
+    _define_helpers(app, task, props)
 
 
 def _define(app: Celery, task: Define, kind: str, unique: bool, props: Props) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, _state
-from celery.contrib.testing.worker import start_worker
 from celery.worker import state as worker_state
 from kombu.transport import memory
 
@@ -22,15 +21,24 @@ from tests.support.patience import PATIENT
 
 
 def make_app(store_url: str | None = None, **conf: Any) -> Celery:
-    """An installed app with queues of its own, so that two tests never share a message."""
+    """An installed app, by default as ``plain_app`` makes it."""
     app = plain_app(**{**PATIENT, **conf})
     return celery_unique.install(app, **({} if store_url is None else {"store_url": store_url}))
 
 
-def plain_app(**conf: Any) -> Celery:
-    """The same app without the library."""
+def plain_app(
+    name: str = "", *, broker: str = "memory://", backend: str = "cache+memory://", **conf: Any
+) -> Celery:
+    """An app without the library.
+
+    Without a name it has queues of its own in this process, so that no two tests share a message.
+    """
+    if name:
+        app = Celery(name, broker=broker, backend=backend, set_as_current=False)
+        app.conf.update(conf)
+        return app
     name = f"test-{uuid.uuid4().hex[:12]}"
-    app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
+    app = Celery(name, broker=broker, backend=backend, set_as_current=False)
     ours = {
         "task_default_queue": name,
         "broker_transport_options": {"polling_interval": 0.01},
@@ -112,6 +120,8 @@ def advance(app: Celery, seconds: float) -> None:
 @contextmanager
 def working(app: Celery, **options: Any) -> Iterator[Any]:
     """A worker in a thread of this process while the block runs."""
+    from celery.contrib.testing.worker import start_worker  # pytest alone needs it
+
     before = _state.default_app, getattr(_state._tls, "current_app", None)
     try:
         with start_worker(app, perform_ping_check=False, loglevel="WARNING", **options) as worker:
