@@ -24,3 +24,5 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"celery_unique {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -71,3 +72,30 @@ def without_blocks(page: Path) -> str:
     """The page's text, where what stands in blocks and code spans is left out."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     return re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "`code`", text, flags=re.DOTALL)
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """File and name of every test that a text names."""
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+
+
+class EvidencedRow(NamedTuple):
+    """A row of a page's tables, and the cell of its table "Tests" with the same name."""
+
+    name: str
+    cells: list[str]
+    tests: str
+
+
+def rows_with_tests(page: Path) -> list[EvidencedRow]:
+    """Every row that begins with a name such as ``W12``; each must stand in "Tests" once."""
+    claims, _, evidence = page.read_text(encoding="utf-8").partition("\n## Tests\n")
+    tests = dict(re.findall(r"^\| ([A-Z]\d+) \| (.*) \|$", evidence, re.MULTILINE))
+    rows = re.findall(r"^\| ([A-Z]\d+) \| (.*) \|$", claims, re.MULTILINE)
+    names = [name for name, _ in rows]
+    assert len(set(names)) == len(names)
+    assert tests.keys() == set(names)
+    return [
+        EvidencedRow(name, [cell.strip() for cell in rest.split(" | ")], tests[name])
+        for name, rest in rows
+    ]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT, EvidencedRow, named_tests, rows_with_tests
 
 PAGE = DOCS / "explanation" / "failure-modes.md"
 #: The tests of faults that show no row of their own.
@@ -21,28 +21,25 @@ UNNAMED = {
 }
 
 
-def rows() -> list[str]:
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if re.match(r"\| (?!---|what )", line)]
-
-
-def named(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"`([\w/]+\.py)::(\w+)`", text)
-
-
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[2:60])
-def test_row_is_complete_and_names_tests_that_exist(row: str) -> None:
-    cells = [cell.strip() for cell in row.strip("|").split(" | ")]
-    assert len(cells) == 6
-    assert all(cells)
-    assert named(cells[-1])
-    for file, name in named(row):
+@pytest.mark.parametrize("row", rows_with_tests(PAGE), ids=lambda row: row.name)
+def test_row_is_complete_and_names_tests_that_exist(row: EvidencedRow) -> None:
+    assert len(row.cells) == 5
+    assert all(row.cells)
+    assert named_tests(row.tests)
+    for file, name in named_tests(row.tests):
         source = (ROOT / "tests" / file).read_text(encoding="utf-8")
         assert re.search(rf"^def {name}\(", source, re.MULTILINE), f"{file} has no {name}"
 
 
+def test_every_row_of_a_table_has_a_name() -> None:
+    claims, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Tests\n")
+    rows = [line for line in claims.splitlines() if re.match(r"\| (?!---|row )", line)]
+
+    assert len(rows) == len(rows_with_tests(PAGE))
+
+
 def test_every_test_of_faults_is_on_the_page() -> None:
-    on_page = {name for _, name in named(PAGE.read_text(encoding="utf-8"))}
+    on_page = {name for _, name in named_tests(PAGE.read_text(encoding="utf-8"))}
     files = (
         "busy_shutdown",
         "crashes",

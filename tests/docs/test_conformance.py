@@ -1,4 +1,4 @@
-"""The pages of seeds and of guarantees name tests that exist, and claim no more than is there."""
+"""The pages of conformance and guarantees name tests that exist, and claim nothing else."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import celery_unique
 from celery_unique import lookup
 from celery_unique.stores import BUILT_IN, open_store
 from celery_unique.testing.store_contract import LockStoreContract
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT, EvidencedRow, named_tests, rows_with_tests
 
-SEEDS = DOCS / "seeds.md"
+CONFORMANCE = DOCS / "reference" / "conformance.md"
 GUARANTEES = DOCS / "explanation" / "guarantees.md"
 #: Runs the tests that are shipped for every store.
 CONTRACT = "stores/test_contract.py"
@@ -25,7 +25,7 @@ STATUSES = ("met", "partly", "planned", "otherwise")
 
 
 class Row(NamedTuple):
-    seed: str
+    document: str
     section: str
     asks_for: str
     status: str
@@ -35,24 +35,20 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     found: list[Row] = []
-    seed = ""
-    for line in SEEDS.read_text(encoding="utf-8").splitlines():
+    document = ""
+    for line in CONFORMANCE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
-            seed = line[3:]
+            document = line[3:]
         elif line.startswith("| ") and not line.startswith(("| ---", "| section")):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            found.append(Row(seed, *cells))
+            found.append(Row(document, *cells))
     return found
-
-
-def named_tests(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"`([\w/]+\.py)::(\w+)`", text)
 
 
 def pages_naming_tests() -> list[tuple[str, str, str]]:
     return [
         (page.name, file, name)
-        for page in (SEEDS, GUARANTEES)
+        for page in (CONFORMANCE, GUARANTEES)
         for file, name in dict.fromkeys(named_tests(page.read_text(encoding="utf-8")))
     ]
 
@@ -65,6 +61,12 @@ def test_every_test_that_is_named_exists(page: str, file: str, name: str) -> Non
     text = path.read_text(encoding="utf-8")
     inherited = file == CONTRACT and hasattr(LockStoreContract, name)
     assert inherited or re.search(rf"^ *(async )?def {name}\(", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("row", rows_with_tests(GUARANTEES), ids=lambda row: row.name)
+def test_every_guarantee_is_complete_and_names_its_tests(row: EvidencedRow) -> None:
+    assert all(row.cells)
+    assert named_tests(row.tests)
 
 
 def test_every_row_has_a_status_and_what_it_needs() -> None:
@@ -89,15 +91,15 @@ def test_every_requirement_of_the_open_job_spec_has_its_row() -> None:
     normative = Counter(
         row.section
         for row in rows()
-        if row.seed.startswith("Open Job Spec")
+        if row.document.startswith("Open Job Spec")
         and re.search(r"\((MUST|MUST NOT|SHOULD|MAY)\)", row.asks_for)
     )
 
     assert normative == OJS_NORMATIVE_ROWS
 
 
-def test_all_five_seeds_are_there() -> None:
-    counted = Counter(row.seed.partition(":")[0] for row in rows())
+def test_all_five_documents_are_there() -> None:
+    counted = Counter(row.document.partition(":")[0] for row in rows())
     print(dict(counted), Counter(row.status for row in rows()))
 
     assert set(counted) == {"Open Job Spec", "Stem", "Tasker", "Flovyn", "Tasks package"}
@@ -106,11 +108,11 @@ def test_all_five_seeds_are_there() -> None:
 # -- What no other test shows ----------------------------------------------------------------------
 
 
-def test_the_ways_out_are_documented() -> None:
+def test_the_exceptions_are_documented() -> None:
     text = GUARANTEES.read_text(encoding="utf-8")
 
     assert text.index("a body can run twice") < text.index("## What holds")
-    assert "## Ways out" in text
+    assert "## Exceptions" in text
     assert "## Write bodies that can run twice" in text
 
 
@@ -130,10 +132,10 @@ def test_every_store_names_its_guarantee_and_mechanism(scheme: str, tmp_path: Pa
 
 
 def make_task(**settings: Any) -> tuple[Celery, Any]:
-    app = Celery("seeds", broker="memory://")
+    app = Celery("conformance", broker="memory://")
     celery_unique.install(app, **settings)
 
-    @app.task(unique=True, name="seeds.charge")
+    @app.task(unique=True, name="conformance.charge")
     def charge(order_id: int) -> None: ...
 
     return app, charge
