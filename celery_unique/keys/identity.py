@@ -22,12 +22,12 @@ from .arguments import (
     cure,
     no_key,
     plain_header,
+    text_of_plain,
     visible_arguments,
 )
 from .call import Call
 from .canonical import NotCanonical, canonical
 from .digest import _digest, key_of
-from .fast_path import text_of_plain
 from .unique_key import own_key
 
 DEFAULT_TTL = timedelta(hours=24)

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_unique.exceptions import UniqueKeyError
+from celery_unique.keys.arguments import text_of_plain
 from celery_unique.keys.call import Call
-from celery_unique.keys.fast_path import text_of_plain
 from celery_unique.keys.identity import canonical_text, identity, text_of
 from celery_unique.policy.policy import UniquePolicy
 from tests.vectors import generate
