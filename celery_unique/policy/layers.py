@@ -27,7 +27,7 @@ from .option_names import (
     CALL_ONLY,
     OPTION_FIELDS,
     TASK_OPTIONS,
-    check_call_names,
+    check_near_names,
     is_near_miss,
     may_be_an_option,
 )
@@ -59,7 +59,7 @@ def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
     ]
     if not ours:
         return {}
-    check_call_names(ours)
+    check_near_names(ours, "call")
     taken = {name: options.pop(name) for name in ours}
     return _with_checked_idempotency(taken) if CALL_ONLY.intersection(taken) else taken
 

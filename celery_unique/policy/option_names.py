@@ -1,4 +1,4 @@
-"""The names of options of tasks and calls, and what a wrong name was meant to be."""
+"""The names of options of tasks and calls, and suggestions for wrong ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ __all__ = [
     "LEFT_OVER",
     "OPTION_FIELDS",
     "TASK_OPTIONS",
-    "check_call_names",
-    "check_decorator_names",
     "check_names",
+    "check_near_names",
     "is_near_miss",
     "may_be_an_option",
 ]
 
-#: Options of other libraries, and the line of docs/howto/migrate.md that says what they become.
+#: Options of other libraries, with the cure, as in docs/howto/migrate.md.
 LEFT_OVER = {
     "once": (
         "celery-once",
@@ -42,40 +41,32 @@ LEFT_OVER = {
 }
 
 OPTION_FIELDS = {option: field for field, option in OPTION_OF.items()}
-#: What a task, an annotation or a call may say.
+#: For a task, an annotation or a call.
 TASK_OPTIONS = frozenset({"unique", *OPTION_FIELDS})
-#: What only a call may say.
+#: For a call alone.
 CALL_ONLY = frozenset({"idempotency_key", "idempotency_ttl"})
 _ALL = (*sorted(TASK_OPTIONS | CALL_ONLY),)
 
 _OUR_PREFIXES = ("unique_", "idempotency_")
 #: Wider for calls: Celery puts any option it does not know into the message's properties.
 _CALL_PREFIXES = ("uniq", "idempot", "identity_s")
-#: How a name begins that may be one of ours with a slip in it.
+#: The beginnings of a misspelled option.
 _MISSPELLED_PREFIXES = ("un", "ui", "id")
-_SLIPS = 2
 
-#: What people write who know the thing by another name: no spelling is near enough.
+#: Words of other libraries, which no spelling is near enough to.
 _OTHER_WORDS = {
-    "unique_on": ("arg", "args", "arguments", "kwargs", "on_args", "params"),
-    "unique_for": ("window", "ttl", "timeout", "expires", "expiry", "expire", "duration", "lease"),
-    "unique_meta": ("header", "headers", "stamps"),
-    "unique_by": ("dimensions", "queue", "type"),
-    "unique_on_conflict": ("conflict", "duplicate", "on_duplicate"),
-    "unique_max_wait": ("wait", "max_delay"),
-    "unique_states": ("until",),
-    "identity_strategy": ("identity",),
+    "unique_on": "arg args arguments kwargs on_args params",
+    "unique_for": "window ttl timeout expires expiry expire duration lease",
+    "unique_meta": "header headers stamps",
+    "unique_by": "dimensions queue type",
+    "unique_on_conflict": "duplicate on_duplicate strategy",
+    "unique_max_wait": "wait max_delay",
+    "unique_states": "until",
+    "identity_strategy": "identity strategy",
 }
 _OTHER_WORDS_OF_A_KEY = {
-    "idempotency_ttl": ("expires", "expiry", "expire", "timeout", "for", "window", "period"),
-    "idempotency_key": ("id", "token"),
-}
-_MEANT = {
-    **{word: (option,) for option, words in _OTHER_WORDS.items() for word in words},
-    "strategy": ("unique_on_conflict", "identity_strategy"),
-}
-_MEANT_OF_A_KEY = {
-    word: (option,) for option, words in _OTHER_WORDS_OF_A_KEY.items() for word in words
+    "idempotency_ttl": "expires expiry expire timeout for window period",
+    "idempotency_key": "id token",
 }
 
 
@@ -87,7 +78,7 @@ def may_be_an_option(name: str) -> bool:
 def check_names(names: Iterable[str], where: str) -> None:
     """Refuse a name that looks like an option of this library and is none.
 
-    `where` is ``"call"``, or where else the options were found, for the message.
+    `where` is ``"call"``, or the place of the options, for the message.
     """
     for name in names:
         if name in TASK_OPTIONS or (name in CALL_ONLY and where == "call"):
@@ -102,16 +93,9 @@ def check_names(names: Iterable[str], where: str) -> None:
             raise _unknown(name, where)
 
 
-def check_call_names(names: Iterable[str]) -> None:
-    """As `check_names`; and a near miss, which Celery would put into the message's properties."""
-    for name in names:
-        check_names([name], "call")
-        if is_near_miss(name):
-            raise _unknown(name, "call")
-
-
-def check_decorator_names(names: Iterable[str], where: str) -> None:
-    """As `check_names`; and a near miss, which as an attribute of a class would be its own."""
+def check_near_names(names: Iterable[str], where: str) -> None:
+    """As `check_names`, and refuse a misspelled option: in a decorator it would be an attribute of
+    the task, in a call a property of the message."""
     for name in names:
         check_names([name], where)
         if is_near_miss(name):
@@ -119,25 +103,14 @@ def check_decorator_names(names: Iterable[str], where: str) -> None:
 
 
 def is_near_miss(name: str) -> bool:
-    """Whether a name that is none of our options is one with a slip or two in it."""
+    """Whether the name is a misspelled option."""
     lower = name.lower()
     if name in _ALL or not lower.startswith(_MISSPELLED_PREFIXES):
         return False
-    return any(_slips(lower, option) <= _SLIPS for option in _ALL)
+    import difflib  # only odd names need it
 
-
-def _slips(wrong: str, right: str) -> int:
-    """How many letters are lost, added, wrong, or swapped with the next."""
-    before: list[int] = []
-    row = list(range(len(right) + 1))
-    for i, letter in enumerate(wrong, 1):
-        before, above, row = row, before, [i]
-        for j, wanted in enumerate(right, 1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == right[j - 2] and wrong[i - 2] == wanted:
-                cost = min(cost, above[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
+    alike = [option for option in _ALL if abs(len(option) - len(name)) <= 2]
+    return bool(difflib.get_close_matches(lower, alike, n=1, cutoff=0.8))
 
 
 def _unknown(name: str, where: str) -> InvalidPolicy:
@@ -162,21 +135,21 @@ def _to_a_call(name: str) -> str:
 
 
 def _meant(name: str) -> Sequence[str]:
-    """Return the options that the name may have been meant to be, mostly one."""
+    """Return the options that the name may stand for, mostly one."""
     head, _, bare = name.partition("_")
     bare = bare.removeprefix("default_")  # the name of a setting
     if head == "unique" and bare in OPTION_OF:  # a policy's field: unique_period is unique_for
         return (OPTION_OF[bare],)
     if head == "unique" and f"unique_{bare}" in TASK_OPTIONS:
         return (f"unique_{bare}",)
-    other = (_MEANT_OF_A_KEY if head.startswith("idempot") else _MEANT).get(bare)
-    if other:
+    words = _OTHER_WORDS_OF_A_KEY if head.startswith("idempot") else _OTHER_WORDS
+    if other := [option for option, of_it in words.items() if bare in of_it.split()]:
         return other
-    near = _begun(name) or nearest(name, _ALL)
+    near = _completed(name) or nearest(name, _ALL)
     return (near,) if near else ()
 
 
-def _begun(name: str) -> str | None:
-    """Return the option that the name is the beginning of, if that is one, or one of the others."""
+def _completed(name: str) -> str | None:
+    """Return the shortest option that begins with the name, if all others begin with it, too."""
     begun = sorted((option for option in _ALL if option.startswith(name)), key=len)
     return begun[0] if begun and all(each.startswith(begun[0]) for each in begun) else None

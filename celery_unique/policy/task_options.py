@@ -13,7 +13,7 @@ from celery_unique.exceptions import InvalidPolicy, suggestion
 from celery_unique.keys.unique_key import misfit
 
 from .layers import PolicyLayers
-from .option_names import LEFT_OVER, TASK_OPTIONS, check_decorator_names, check_names, is_near_miss
+from .option_names import LEFT_OVER, TASK_OPTIONS, check_names, check_near_names, is_near_miss
 from .policy import UniquePolicy, warn_once
 
 #: Where the options of the decorator are kept on a task's class: Celery writes
@@ -122,7 +122,7 @@ def class_of(task: Any) -> type:
 
 def _said_by(leaf: type) -> dict[str, Any]:
     own = leaf.__dict__.get(OWN_OPTIONS, {})
-    check_decorator_names(own, "task")
+    check_near_names(own, "task")
     return {**_static_options(leaf.__mro__[1:]), **own}
 
 
@@ -189,7 +189,7 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
     own = options_among(options)
 
     def said() -> list[dict[str, Any]]:
-        check_decorator_names(own, "task")
+        check_near_names(own, "task")
         return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
 
     policy = _layers(name, said).policy

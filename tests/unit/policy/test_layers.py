@@ -19,8 +19,8 @@ from celery_unique.policy.option_names import (
     CALL_ONLY,
     OPTION_FIELDS,
     TASK_OPTIONS,
-    check_decorator_names,
     check_names,
+    check_near_names,
 )
 from celery_unique.policy.policy import UniquePolicy
 from celery_unique.policy.states import LIVE, STATES
@@ -154,7 +154,7 @@ def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name: str, mea
     with pytest.raises(InvalidPolicy, match=rf"\(call\) .* Did you mean '{meant}'\? Use"):
         check_names([name], "call")
     with pytest.raises(InvalidPolicy, match=rf"'{meant}'\? It is for one call: .*{meant}="):
-        check_decorator_names([name], "task")
+        check_near_names([name], "task")
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name: str, mea
 )
 def test_a_near_miss_in_a_decorator_is_refused(name: str, meant: str) -> None:
     with pytest.raises(InvalidPolicy, match=rf"{name} \(task\) .* Did you mean '{meant}'\?"):
-        check_decorator_names([name], "task")
+        check_near_names([name], "task")
 
 
 @pytest.mark.parametrize("name", sorted(TASK_OPTIONS))
 def test_an_option_is_no_near_miss(name: str) -> None:
-    check_decorator_names([name], "task")
+    check_near_names([name], "task")
 
 
 def test_options_of_others_are_no_near_misses() -> None:
     theirs = ["uniqueness", "unit", "union", "until", "unlock", "idempotent", "identity", "id"]
     others = ["identity_map", "identity_source", "identity_store", "idle", "uid", "queue", "once"]
 
-    check_decorator_names([*theirs, *others, "ignore_result", "lock_expiry"], "task")
+    check_near_names([*theirs, *others, "ignore_result", "lock_expiry"], "task")
 
 
 @pytest.mark.parametrize("name", sorted(CALL_ONLY))
