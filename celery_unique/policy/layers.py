@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from celery_unique.exceptions import InvalidPolicy, shown
 
+from . import ojs
 from .durations import parse_duration
 from .fields import CHECKS, DEFAULTS, DIMENSIONS, REPLACING
 from .option_names import (
@@ -31,7 +32,7 @@ from .option_names import (
     is_near_miss,
     may_be_an_option,
 )
-from .policy import UniquePolicy, ojs_fields, warn_of_ignored_arguments, warn_of_window_alone
+from .policy import UniquePolicy, warn_of_ignored_arguments, warn_of_window_alone
 
 Options = Mapping[str, Any]
 
@@ -170,7 +171,7 @@ def _add(below: _Merged, layer: Options) -> _Merged:
     without_keys, says_states = below.without_keys, below.says_states
     if unique is not None and not isinstance(unique, bool):
         is_policy = isinstance(unique, UniquePolicy)
-        policy = unique if is_policy else UniquePolicy(**ojs_fields(unique))
+        policy = unique if is_policy else UniquePolicy(**ojs.fields_of(unique))
         without_keys = None if is_policy or "keys" in unique else unique
         unique, fields, says_states = True, policy.as_fields(), policy.says_states
     says_states = says_states or layer.get("unique_states") is not None

@@ -1,4 +1,4 @@
-"""What makes a call a duplicate, and what is then done about it."""
+"""``UniquePolicy``: what makes a call a duplicate, and what happens to it; and its warnings."""
 
 from __future__ import annotations
 
@@ -12,51 +12,32 @@ from celery_unique.exceptions import (
     UniquePolicyWarning,
     one_of,
     shown,
-    suggestion,
     warn_user,
 )
 
-from .durations import parse_ojs_duration, to_iso8601
-from .fields import (
-    CHECKS,
-    CONFLICT_STRATEGIES,
-    DEFAULTS,
-    OPTION_OF,
-    REPLACING,
-    check_choice,
-    label,
-    names_in_format,
-)
+from . import ojs
+from .durations import to_iso8601
+from .fields import CHECKS, DEFAULTS, REPLACING, label, names_in_format
 from .states import GROUPS, explain_gaps
 
 __all__ = [
     "UniquePolicy",
     "UniquePolicyWarning",
-    "ojs_fields",
     "warn_of_ignored_arguments",
     "warn_of_short_window",
     "warn_of_window_alone",
     "warn_once",
 ]
 
-OJS_FIELDS = ("keys", "args_keys", "meta_keys", "period", "states", "on_conflict")
-OJS_CONFLICT_STRATEGIES = ("reject", "replace", "replace_except_schedule", "ignore")
-_OUR_STRATEGIES = set(CONFLICT_STRATEGIES).difference(OJS_CONFLICT_STRATEGIES)
-OJS_DEFAULTS: dict[str, Any] = {"keys": ("type",), "on_conflict": "reject"}
-
-
-#: A document as it was given: its fields in their order and spelling, lists as tuples.
-_Document = tuple[tuple[str, Any], ...]
-
 
 class _FromDocument:
-    """Keeps the document that a policy was read from, and whether its states were given. No fields
-    of the policy: they are not compared, not shown, and a policy that is made from another one's
-    fields has no document."""
+    """Slots for the document that a policy was read from, and whether its states were given. Not
+    fields of the policy: they are neither compared nor shown, and a policy that is made from
+    another one's fields has no document."""
 
     __slots__ = ("_document", "_says_states")
 
-    _document: _Document | None
+    _document: ojs.Document | None
     _says_states: bool
 
 
@@ -78,9 +59,9 @@ class UniquePolicy(_FromDocument):
     period: timedelta | None
     #: The states in which a task makes a call a duplicate.
     states: tuple[str, ...]
-    #: What is done with a duplicate.
+    #: What happens to a duplicate.
     on_conflict: str
-    #: Makes the key from the bound arguments, in place of ``args``.
+    #: Makes the key from the bound arguments, instead of ``args``.
     key: Callable[..., Any] | str | None
     #: How long replacing may push a task back.
     max_wait: timedelta | None
@@ -111,40 +92,25 @@ class UniquePolicy(_FromDocument):
     @classmethod
     def from_ojs(cls, document: Mapping[str, Any]) -> UniquePolicy:
         """Return the policy of an Open Job Spec document, with that specification's defaults."""
-        policy = cls(**ojs_fields(document))
-        object.__setattr__(policy, "_document", _kept(document))
+        policy = cls(**ojs.fields_of(document))
+        object.__setattr__(policy, "_document", ojs.frozen(document))
         if "keys" not in document:
             warn_of_ignored_arguments(document)
         return policy
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot say.
+        """Return the Open Job Spec document, or raise InvalidPolicy for what it cannot express.
 
         That of a policy from `from_ojs` is the document that was given, word for word.
         """
-        if self._document is not None:
-            return {name: _as_json(value) for name, value in self._document}
-        for field in ("key", "max_wait", "identity_strategy"):
-            if getattr(self, field) != DEFAULTS[field]:
-                raise _not_in_ojs(field, getattr(self, field))
-        if self.on_conflict not in OJS_CONFLICT_STRATEGIES:
-            raise _not_in_ojs("on_conflict", self.on_conflict)
-        document: dict[str, Any] = {"keys": list(self.keys)}
-        if self.args_keys is not None:
-            document["args_keys"] = list(self.args_keys)
-        if self.meta_keys is not None:
-            document["meta_keys"] = list(self.meta_keys)
-        if self.period is not None:
-            document["period"] = to_iso8601(self.period)
-        return {**document, "states": list(self.states), "on_conflict": self.on_conflict}
+        return ojs.document_of(self.as_fields(), self._document)
 
     def as_fields(self) -> dict[str, Any]:
         """Return the fields by name; ``UniquePolicy(**policy.as_fields()) == policy``."""
         return {field: getattr(self, field) for field in CHECKS}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The one that dataclasses have knows of fields alone. Nothing is checked, or warned of,
-        # again.
+        # The default of dataclasses covers fields alone. Nothing is checked, or warned of, again.
         return _restored, (type(self), self.as_fields(), self._document, self._says_states)
 
     @property
@@ -154,7 +120,7 @@ class UniquePolicy(_FromDocument):
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """The arguments that the policy asks for by name, for a check against a signature."""
+        """The arguments that the policy names, for a check against a signature."""
         if isinstance(self.key, str):
             return names_in_format(self.key)
         return self.args_keys or ()
@@ -164,7 +130,10 @@ assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)
 
 
 def _restored(
-    cls: type[UniquePolicy], kept: Mapping[str, Any], document: _Document | None, says_states: bool
+    cls: type[UniquePolicy],
+    kept: Mapping[str, Any],
+    document: ojs.Document | None,
+    says_states: bool,
 ) -> UniquePolicy:
     policy = object.__new__(cls)
     ours = (("_document", document), ("_says_states", says_states))
@@ -176,7 +145,7 @@ def _restored(
 def _refuse_clashes(policy: UniquePolicy) -> None:
     if policy.key is not None and policy.args_keys is not None:
         raise _clash(
-            "key", "args_keys", "both say which arguments make the key: give only one of them"
+            "key", "args_keys", "both name the arguments of the key: give only one of them"
         )
     for field in ("args_keys", "key"):
         if getattr(policy, field) is not None and "args" not in policy.keys:
@@ -191,7 +160,7 @@ def _refuse_clashes(policy: UniquePolicy) -> None:
         raise _clash(
             "max_wait",
             "on_conflict",
-            f"it bounds replacing, so it wants on_conflict {one_of(REPLACING)} "
+            f"it bounds replacing, so it needs on_conflict {one_of(REPLACING)} "
             f"and not {policy.on_conflict!r}",
         )
 
@@ -200,102 +169,15 @@ def _clash(field: str, other: str, cure: str) -> InvalidPolicy:
     return InvalidPolicy(f"{label(field)} clashes with {label(other)}: {cure}", field=field)
 
 
-# -- Open Job Spec ---------------------------------------------------------------------------------
-
-
-def ojs_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a document, with the specification's own defaults for the others."""
-    return {**OJS_DEFAULTS, **_checked_ojs(document)}
-
-
-def _kept(document: Mapping[str, Any]) -> _Document:
-    return tuple(
-        (name, tuple(value) if isinstance(value, list) else value)
-        for name, value in document.items()
-    )
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _checked_ojs(document: object) -> dict[str, Any]:
-    if not isinstance(document, Mapping):
-        raise InvalidPolicy(
-            f"unique: {shown(document)} is not a policy: give True, False, a UniquePolicy, or a "
-            "mapping with the fields of an Open Job Spec UniquePolicy",
-            field="unique",
-        )
-    for name in document:
-        if name not in OJS_FIELDS:
-            raise _unknown_ojs_field(name)
-    return {
-        field: value
-        for field in OJS_FIELDS
-        if field in document and (value := _checked_ojs_field(field, document)) is not None
-    }
-
-
-def _checked_ojs_field(field: str, document: Mapping[str, Any]) -> Any:
-    value = document[field]
-    if field == "on_conflict":
-        if isinstance(value, str) and value in _OUR_STRATEGIES:
-            raise _ours_alone(field, value)
-        return check_choice(field, value, OJS_CONFLICT_STRATEGIES)
-    if value is None and field in ("args_keys", "meta_keys", "period"):
-        return None  # the specification's own table gives null as their default
-    if field == "period":
-        return parse_ojs_duration(value)
-    if not isinstance(value, (list, tuple)):
-        raise InvalidPolicy(
-            f"{label(field)}: {shown(value)} is not an array: "
-            "the Open Job Spec wants a list of strings",
-            field=field,
-        )
-    # The specification's own example has "meta_keys": [] beside keys without "meta".
-    unused = field == "meta_keys" and not value and "meta" not in document.get("keys", ())
-    return None if unused else CHECKS[field](value)
-
-
-def _ours_alone(field: str, value: str) -> InvalidPolicy:
-    option = OPTION_OF[field]
-    return InvalidPolicy(
-        f"{label(field)}: the Open Job Spec has no {value!r}: give {option}={value!r} beside "
-        f"unique=. Use {one_of(OJS_CONFLICT_STRATEGIES)} in a document",
-        field=field,
-    )
-
-
-def _unknown_ojs_field(name: object) -> InvalidPolicy:
-    if name == "unique":
-        cure = " Give the object that stands under 'unique', not the one around it"
-    elif name in OPTION_OF or name in OPTION_OF.values():
-        cure = f" Give {OPTION_OF.get(str(name), name)}= beside unique=, or use UniquePolicy(...)"
-    else:
-        cure = f"{suggestion(name, OJS_FIELDS)} Use {one_of(OJS_FIELDS)}"
-    return InvalidPolicy(
-        f"{shown(name)} is not a field of an Open Job Spec UniquePolicy.{cure}",
-        field=name if isinstance(name, str) else None,
-    )
-
-
-def _not_in_ojs(field: str, value: object) -> InvalidPolicy:
-    return InvalidPolicy(
-        f"{label(field)}: the Open Job Spec cannot say {shown(value)}. "
-        f"Leave {field} out of a policy that is shared as a document",
-        field=field,
-    )
-
-
 # -- Warnings --------------------------------------------------------------------------------------
 
-#: What was warned about in this process. A policy can be built for every call, so it is bounded.
+#: Subjects of earlier warnings of this process. Bounded: a policy can be built for every call.
 _warned: set[object] = set()
 _MOST_WARNINGS = 1000
 
 
 def _warn_of_gaps(states: tuple[str, ...]) -> None:
-    # The named groups have none, and are nearly all there is.
+    # The named groups, which most policies use, have none.
     gaps = "" if states in GROUPS.values() else explain_gaps(states)
     if gaps:
         groups = one_of(GROUPS)
@@ -303,25 +185,25 @@ def _warn_of_gaps(states: tuple[str, ...]) -> None:
 
 
 def warn_of_ignored_arguments(document: Mapping[str, Any], task: str | None = None) -> None:
-    """Once for a task: a call may bring a document of its own, with another window each time."""
+    """Warn once for each task: a call may have a document of its own, with another window."""
     whose = f"{task}: " if task else ""
     warn_once(
         repr(document) if task is None else ("keys", task),
         f"{whose}unique={shown(dict(document))} has no 'keys', and the Open Job Spec's default is "
         "['type']: calls with different arguments are duplicates of each other. "
-        "Say 'keys': ['type', 'args'] to tell them apart, or 'keys': ['type'] if that is meant",
+        "Add 'keys': ['type', 'args'] to distinguish them, or 'keys': ['type'] if that is meant",
     )
 
 
 def warn_of_window_alone(task: str, period: timedelta) -> None:
-    """A window whose task did not say what it is for: the name promises more than it does."""
+    """Warn of ``unique_for`` without states, which promises more than it does."""
     shown_period = to_iso8601(period)
     warn_once(
         ("window", task),
         f"{task}: unique_for={shown_period} is given without unique_states. The key is then free "
-        "as soon as the task ends, and another task is admitted beside one that waits or runs for "
-        f"longer than {shown_period}. For at most one task in {shown_period}, also when it has "
-        "ended, add unique_states='window'; if the key shall be free at the end, add "
+        "as soon as the task finishes, and another task is admitted beside one that waits or runs "
+        f"for longer than {shown_period}. For at most one task in {shown_period}, also when it has "
+        "finished, add unique_states='window'; if the key shall be free at the end, add "
         "unique_states='until_done'",
     )
 

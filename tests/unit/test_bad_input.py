@@ -34,9 +34,10 @@ from celery_unique.policy.fields import (
     OPTION_OF,
 )
 from celery_unique.policy.layers import resolve, take_call_options
+from celery_unique.policy.ojs import OJS_CONFLICT_STRATEGIES, OJS_FIELDS
 from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.policy.option_names import check_names as check_option_names
-from celery_unique.policy.policy import OJS_CONFLICT_STRATEGIES, OJS_FIELDS, UniquePolicy
+from celery_unique.policy.policy import UniquePolicy
 from celery_unique.policy.states import GROUPS, STATES
 from celery_unique.stores import known_schemes
 

@@ -269,7 +269,7 @@ def key_of_call(**arguments: Any) -> str:
 def test_to_ojs_raises_for_what_the_specification_cannot_say(
     fields: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(InvalidPolicy, match="the Open Job Spec cannot say") as raised:
+    with pytest.raises(InvalidPolicy, match="the Open Job Spec cannot express") as raised:
         UniquePolicy(**fields).to_ojs()
 
     assert raised.value.field == field
@@ -282,7 +282,7 @@ REFUSED = [
     ({"Keys": ["type"]}, "Keys", "Did you mean 'keys'?"),
     ({"something": 1}, "something", "Use 'keys', 'args_keys'"),
     ({1: 2}, None, "Use 'keys', 'args_keys'"),
-    ({"unique": {"keys": ["type"]}}, "unique", "Give the object that stands under 'unique'"),
+    ({"unique": {"keys": ["type"]}}, "unique", "Give the object under 'unique'"),
     ({"key": "{a}"}, "key", "Give unique_key= beside unique="),
     ({"max_wait": "PT1H"}, "max_wait", "Give unique_max_wait= beside unique="),
     ({"identity_strategy": "strict"}, "identity_strategy", "Give identity_strategy= beside"),
@@ -359,7 +359,7 @@ def test_a_document_without_keys_is_warned_about_once() -> None:
     assert str(caught[0].message) == (
         "unique={'on_conflict': 'ignore'} has no 'keys', and the Open Job Spec's default is "
         "['type']: calls with different arguments are duplicates of each other. "
-        "Say 'keys': ['type', 'args'] to tell them apart, or 'keys': ['type'] if that is meant"
+        "Add 'keys': ['type', 'args'] to distinguish them, or 'keys': ['type'] if that is meant"
     )
 
 
