@@ -1,7 +1,8 @@
-"""The picture of what a call costs, in a browser: every word in it can be read, light or dark."""
+"""The pictures of the pages, in a browser: every word in them can be read, light or dark."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import docs
+from tests.docs.pages import DOCS
 from tests.support.browser import chromium, keep_screenshot
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 #: Of the Web Content Accessibility Guidelines, level AA: for text, and for what is no text.
 FOR_TEXT, FOR_SHAPES = 4.5, 3.0
+
+DIAGRAMS = [DOCS / "explanation" / "call.svg", DOCS / "howto" / "follower.svg"]
 
 #: What pages put behind the picture, whatever the reader's system prefers.
 PAGES = {"light": "#ffffff", "dark": "#131416"}
@@ -86,6 +90,41 @@ def test_every_word_and_bar_stands_out_from_what_is_behind_it(
         assert contrast(text["fill"], ground["fill"]) >= FOR_TEXT, text
     for bar in bars:
         assert contrast(bar["fill"], ground["fill"]) >= FOR_SHAPES, bar
+
+
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda path: path.stem)
+def test_every_word_of_a_diagram_stands_out_and_lies_on_no_other(
+    browser: Chrome, preference: str, diagram: Path
+) -> None:
+    drawn = shapes(browser, diagram)
+    ground, *boxes = drawn["rects"]
+
+    assert (ground["right"], ground["bottom"]) == (drawn["width"], drawn["height"])
+    assert (luminance(ground["fill"]) < 0.5) == (preference == "dark")
+    assert len(drawn["texts"]) > 10
+    for text in drawn["texts"]:
+        behind = [box for box in boxes if lies_within(text, box)] or [ground]
+        assert lies_within(text, ground), text
+        assert contrast(text["fill"], behind[-1]["fill"]) >= FOR_TEXT, text
+    for one, other in itertools.combinations(drawn["texts"], 2):
+        apart = one["right"] <= other["x"] or other["right"] <= one["x"]
+        assert apart or one["bottom"] <= other["y"] + 4 or other["bottom"] <= one["y"] + 4, one
+    keep_screenshot(browser, f"{diagram.stem}-{preference}")
+
+
+def lies_within(text: dict[str, Any], box: dict[str, Any]) -> bool:
+    across = box["x"] <= text["x"] and text["right"] <= box["right"]
+    return across and box["y"] <= text["y"] and text["bottom"] <= box["bottom"]
+
+
+def test_every_diagram_is_on_a_page() -> None:
+    shown = {
+        (page.parent / name).resolve()
+        for page in DOCS.rglob("*.md")
+        for name in re.findall(r"\]\(([\w./-]+\.svg)\)", page.read_text(encoding="utf-8"))
+    }
+
+    assert shown == {docs.PICTURE, *DIAGRAMS}
 
 
 def test_no_word_is_cut_off_or_lies_on_another(browser: Chrome) -> None:
