@@ -31,7 +31,6 @@ from celery_unique.stores.redis import RedisStore, scripts
 from celery_unique.stores.redis.followers import joined_of
 from celery_unique.stores.sql import SqlStore
 from celery_unique.stores.sql import statements as dialects
-from celery_unique.stores.sql import statements_mysql as mysql_statements
 
 FILE = Path(__file__).parents[1] / "vectors" / "records.json"
 PINNED: dict[str, Any] = json.loads(FILE.read_text())
@@ -238,7 +237,7 @@ def stopped_clocks() -> Iterator[None]:
         _stop_scripts(patch)
         clock = replace(dialects.POSTGRESQL, clock="CAST(:client_us AS BIGINT)")
         patch.setitem(dialects.DIALECTS, "postgresql", clock)
-        patch.setattr(mysql_statements, "_US", "(:client_us + :offset_us)")
+        patch.setitem(dialects.DIALECTS, "mysql", replace(dialects.MYSQL, clock=":client_us"))
         patch.setattr(SqlStore, "_client_us", lambda store: CLOCK_US)
         now_ms = CLOCK_US // 1000
         patch.setattr(RedisStore, "_now", lambda store, clock: now_ms + store.clock_offset_ms)

@@ -16,7 +16,6 @@ from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Record, State
 from celery_unique.stores.sql import SqlStore
 from celery_unique.stores.sql import statements as dialects
-from celery_unique.stores.sql import statements_mysql as mysql_statements
 from celery_unique.stores.sql.rows import FILLED_IN, PLACEHOLDER, fresh_record
 from tests.stores.timing import PATIENCE_S
 
@@ -174,7 +173,8 @@ def open_sql_store(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     opened: list[SqlStore] = []
     on_client_clock = dataclasses.replace(dialects.POSTGRESQL, clock="CAST(:client_us AS BIGINT)")
     monkeypatch.setitem(dialects.DIALECTS, "postgresql", on_client_clock)
-    monkeypatch.setattr(mysql_statements, "_US", "(:client_us + :offset_us)")
+    on_client_clock = dataclasses.replace(dialects.MYSQL, clock=":client_us")
+    monkeypatch.setitem(dialects.DIALECTS, "mysql", on_client_clock)
 
     def open_store(url: str) -> SqlStore:
         store = SqlStore.from_url(url, timeout_s=PATIENCE_S)
