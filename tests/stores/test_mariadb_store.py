@@ -373,7 +373,7 @@ def test_a_user_without_the_right_to_create_is_told_who_must(
     database = mariadb_url.rpartition("/")[2]
     mariadb_server.execute(f"GRANT SELECT, INSERT ON {database}.* TO shop@'{HOST}'")
 
-    with pytest.raises(StoreUnavailable, match="let a user who may create tables") as raised:
+    with pytest.raises(StoreUnavailable, match="as a user who may create tables, run") as raised:
         opened(user_url).acquire(key, claim("task"))
 
     assert "geheim" not in str(raised.value)

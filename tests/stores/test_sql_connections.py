@@ -487,7 +487,7 @@ def test_a_forked_child_never_uses_its_parents_connections(
         return True
 
     # Threads of the parent's are in the middle of something at this moment.
-    with store._one_way._changed, store._database._mutex:
+    with store._fire_and_forget._changed, store._database._mutex:
         pid = os.fork()
         if pid == 0:
             try:

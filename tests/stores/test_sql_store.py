@@ -507,7 +507,7 @@ def test_a_user_without_the_right_to_create_is_told_who_must(
         postgres_url.replace("postgres@", "reader:geheim@"), timeout_s=PATIENCE_S
     )
 
-    with pytest.raises(StoreUnavailable, match="let a user who may create tables") as raised:
+    with pytest.raises(StoreUnavailable, match="as a user who may create tables, run") as raised:
         store.acquire(key, claim("task"))
 
     assert "geheim" not in str(raised.value)

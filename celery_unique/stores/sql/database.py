@@ -1,4 +1,7 @@
-"""One engine: turns, time-outs, reconnecting, and errors in the words of the contract."""
+"""One database: runs acts on pooled connections, with retries, within the time-out.
+
+``Database.run`` is the entrance. Errors of the driver leave it as ``StoreUnavailable``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class Session:
-    """A connection for one act, and how far the act has come on it."""
+    """A connection for one act, and the number of statements that were answered on it."""
 
     def __init__(self, connection: Connection, deadline: Deadline) -> None:
         self._connection = connection
@@ -40,12 +43,12 @@ class Session:
         return result
 
     @property
-    def answers_inserts(self) -> bool:
-        """Whether INSERT .. RETURNING can be used: known once there is a connection."""
+    def has_insert_returning(self) -> bool:
+        """Whether INSERT .. RETURNING is supported: known once there is a connection."""
         return self._connection.dialect.insert_returning
 
     def next_act(self) -> None:
-        """The same connection and a new act, with the whole time-out before it."""
+        """Begin a new act on the same connection, with a new time-out."""
         self.answered = 0
         self._deadline.restart()
 
@@ -78,7 +81,7 @@ class Database:
         # Entered in one step: a signal in ``Condition.__enter__`` could leave it taken for ever.
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
-        self._turns: set[object] = set()  # of those that have a connection
+        self._turns: set[object] = set()  # of threads that have a connection
 
     @property
     def _engine(self) -> Engine:
@@ -89,7 +92,7 @@ class Database:
         return engine
 
     def run(self, act: Callable[[Session], Result]) -> Result:
-        """Run the act; and again from its start, where that is sure to do no harm."""
+        """Run the act, and again from its start where nothing was done."""
         from sqlalchemy.exc import SQLAlchemyError
 
         tries = 0
@@ -103,8 +106,8 @@ class Database:
                         try:
                             return act(session)
                         except BaseException as error:
-                            # Interrupted, by a time limit for example: a reply may still come,
-                            # and the next act would take it for its own.
+                            # Interrupted, by a time limit for example: the next act would take
+                            # a reply that still arrives for its own.
                             interruption = _interruption(error)
                             if interruption is None:
                                 raise
@@ -120,30 +123,30 @@ class Database:
                     elif _is_stale(error, session) and not reconnected:
                         reconnected = True
                     else:
-                        self._make_way(error, tries)
+                        self._prepare_retry(error, tries)
 
     def pause(self, tries: int) -> None:
-        """Let the others get on, while there is time left."""
+        """Wait for other processes, while there is time left."""
         if self._deadline.passed():
             raise StoreUnavailable(
-                f"The lock store {self._options.shown_url} is too busy: others changed the same "
-                f"key all the time for {self._options.timeout_s:g} s.",
+                f"The lock store {self._options.shown_url} is too busy: other processes changed "
+                f"the same key without a pause for {self._options.timeout_s:g} s.",
                 store=self._options.shown_url,
             )
         time.sleep(min(self._deadline.remaining(), random.uniform(0, 0.001 * min(tries, 10))))
 
     def create_tables(self) -> None:
-        """Create what is missing; others may do so at the same moment."""
+        """Create the tables that are missing; other processes may do so at the same time."""
         self.run(lambda session: self._create(session._connection))
 
     def close(self) -> None:
         self._engine.dispose()
 
     def forget_connections(self) -> None:
-        """In a forked child: leave the parent's connections alone.
+        """In a forked child: use none of the parent's connections.
 
-        A whole new engine, since a thread of the parent's may have been in the middle of setting
-        the old one up; made by the first act, since most children never come to one.
+        A new engine, since a thread of the parent may have been setting the old one up; made by
+        the first act, since most children run none.
         """
         if self._made is not None:
             _parents_engines.append(self._made)
@@ -152,7 +155,7 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """As many at once as the pool holds: its own wait knows nothing of the deadline."""
+        """Limit connections to ``pool_size``, and wait for one no longer than the deadline."""
         turn, turns = object(), self._turns
         try:
             with self._mutex:
@@ -165,8 +168,8 @@ class Database:
                 turns.add(turn)
             yield
         finally:
-            # Whether it was added or not, and without a lock to wait for: wherever a signal
-            # interrupts this, no turn is lost.
+            # Whether it was added or not, and without a lock: no turn is lost wherever a signal
+            # interrupts this.
             turns.discard(turn)
             with self._mutex:
                 self._changed.notify_all()
@@ -174,12 +177,11 @@ class Database:
     def _has_room(self) -> bool:
         return len(self._turns) < self._options.pool_size
 
-    def _make_way(self, error: SQLAlchemyError, tries: int) -> None:
-        """Do what lets the act succeed next time, or raise."""
-        cause = getattr(error, "orig", None)
-        if is_busy(cause) or is_create_race(cause):
+    def _prepare_retry(self, error: SQLAlchemyError, tries: int) -> None:
+        """Wait, or create the tables; raise if neither can help."""
+        if _is_transient(error):
             self.pause(tries)
-        elif is_missing_table(cause) and self._options.create_table:
+        elif is_missing_table(getattr(error, "orig", None)) and self._options.create_table:
             self._create_missing_table(tries)
         else:
             self._fail(error)
@@ -191,8 +193,7 @@ class Database:
             with self._turn(), self._engine.connect() as connection:
                 self._create(connection)
         except SQLAlchemyError as error:
-            cause = getattr(error, "orig", None)
-            if not (is_busy(cause) or is_create_race(cause)) or self._deadline.passed():
+            if not _is_transient(error) or self._deadline.passed():
                 self._fail(error)
         if tries > 1:
             self.pause(tries)
@@ -208,9 +209,9 @@ class Database:
 
 
 def _interruption(error: BaseException) -> BaseException | None:
-    """What is neither the database's nor this store's: raised by a signal's handler, say.
+    """An exception of neither the database nor this store, such as a signal handler's.
 
-    SQLAlchemy wraps an exception that comes while it prepares a statement, whatever it is.
+    SQLAlchemy wraps any exception that is raised while it prepares a statement.
     """
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
@@ -219,12 +220,17 @@ def _interruption(error: BaseException) -> BaseException | None:
     return None if isinstance(error, (SQLAlchemyError, StoreUnavailable)) else error
 
 
-def _is_stale(error: Any, session: Session | None) -> bool:
-    """A pooled connection whose server has gone since: nothing was done on it.
+def _is_transient(error: SQLAlchemyError) -> bool:
+    cause = getattr(error, "orig", None)
+    return is_busy(cause) or is_create_race(cause)
 
-    Only an act's first statement may be sent again. It is one that reads, or an
-    acquire, which knows its own row by the revision. A connection that breaks
-    later leaves it open what happened, and the caller must know that.
+
+def _is_stale(error: Any, session: Session | None) -> bool:
+    """Whether the connection was lost while it was idle in the pool: nothing was done on it.
+
+    Only the first statement of an act may be sent again. It is one that reads, or an acquire,
+    which recognizes its own row by the revision. After a later one the outcome is unknown, and
+    the caller must be notified.
     """
     return (
         session is not None
@@ -234,7 +240,7 @@ def _is_stale(error: Any, session: Session | None) -> bool:
 
 
 #: Every database of this process, and in a child the engines of its parent: a child must neither
-#: use nor close those connections, and what is garbage would be closed.
+#: use nor close those connections, and garbage collection would close them.
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _parents_engines: list[Engine] = []
 

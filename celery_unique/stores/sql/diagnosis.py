@@ -1,4 +1,4 @@
-"""What is asked of a database, and what it means for locks."""
+"""Settings of the database that matter for locks, for ``celery unique doctor``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _findings(facts: dict[str, str]) -> Iterator[Finding]:
             "role",
             "error",
             "the server is a standby: it refuses every act on a lock",
-            "let unique_store_url lead to the primary",
+            "write the host of the primary in unique_store_url",
         )
     if facts["fsync"] == "off":
         yield Finding(
@@ -74,7 +74,7 @@ def _findings(facts: dict[str, str]) -> Iterator[Finding]:
         yield Finding(
             "persistence",
             "note",
-            "the server confirms before it has written (synchronous_commit = off): a crash "
-            "frees the keys of the last moments",
+            "the server confirms a commit before it is on disk (synchronous_commit = off): a "
+            "crash frees the keys that were taken last",
             "set synchronous_commit = on for the user of unique_store_url",
         )

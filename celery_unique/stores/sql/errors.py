@@ -1,4 +1,4 @@
-"""What an error of the database means for an act, and how to say it."""
+"""Classes of database errors, and the messages for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_ONLY = (1290, 1836)
 
 
 def is_busy(error: Any) -> bool:
-    """Others are at the same rows, or hold SQLite's write lock. Nothing was done."""
+    """Whether other processes lock the rows, or the file of SQLite. Nothing was done."""
     return _sqlite_name(error).startswith("SQLITE_BUSY") or _mysql_code(error) in (
         DEADLOCK,
         LOCK_WAIT_OVER,
@@ -25,7 +25,7 @@ def is_busy(error: Any) -> bool:
 
 
 def is_missing_table(error: Any) -> bool:
-    """PostgreSQL and MariaDB have a code for it; SQLite has only words."""
+    """PostgreSQL and MariaDB have a code for it; SQLite has only a text."""
     return (
         _sqlstate(error) == "42P01"
         or _mysql_code(error) == NO_SUCH_TABLE
@@ -34,7 +34,7 @@ def is_missing_table(error: Any) -> bool:
 
 
 def is_create_race(error: Any) -> bool:
-    """CREATE .. IF NOT EXISTS looks first and creates then: two at once can clash."""
+    """Whether two processes ran CREATE .. IF NOT EXISTS at the same time: it is not atomic."""
     return (
         _sqlstate(error) in ("23505", "42P07", "42710", "XX000")
         or _mysql_code(error) == TABLE_EXISTS
@@ -42,7 +42,7 @@ def is_create_race(error: Any) -> bool:
 
 
 def explain(error: Any, options: Options) -> str:
-    """What went wrong and what to do, without values and without the password."""
+    """The error and its cure, without values and without the password."""
     cause = getattr(error, "orig", None) or error
     text = f"The lock store {options.shown_url} is not available: {_first_line(cause)}."
     return f"{text} {_cure(cause, options)}".rstrip()
@@ -53,14 +53,14 @@ def _cure(cause: Any, options: Options) -> str:
     if is_missing_table(cause) or forbidden:
         return (
             f"The tables {options.table}, {options.table}_followers and {options.table}_marks must "
-            "exist, and this user must be allowed to select, insert, update and delete there: let "
-            "a user who may create tables run celery_unique.stores.sql.SqlStore.from_url(url)"
+            "exist, and this user needs SELECT, INSERT, UPDATE and DELETE on them: as a user who "
+            "may create tables, run celery_unique.stores.sql.SqlStore.from_url(url)"
             ".create_tables(), or the SQL that its ddl() returns."
         )
     if _sqlstate(cause) == "25006":
         return "This server is read-only: add target_session_attrs=read-write to find the primary."
     if _mysql_code(cause) in READ_ONLY:
-        return "This server is read-only: name the primary."
+        return "This server is read-only: write the host of the primary."
     if _sqlite_name(cause).startswith("SQLITE_CANTOPEN"):
         return _cure_for_path(Path(options.url.database or ""))
     if is_busy(cause):
@@ -85,7 +85,7 @@ def _sqlstate(error: Any) -> str | None:
 
 
 def _mysql_code(error: Any) -> int:
-    """PyMySQL's errors are a number and a text; 0 for those of others."""
+    """The number of PyMySQL's error; 0 for errors of other drivers."""
     arguments: tuple[Any, ...] = getattr(error, "args", ())
     return arguments[0] if len(arguments) == 2 and isinstance(arguments[0], int) else 0
 

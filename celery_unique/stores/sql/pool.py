@@ -1,8 +1,8 @@
-"""The connections of one engine that are not in use.
+"""Connection pool that no signal can corrupt.
 
 SQLAlchemy's own pool counts connections and keeps its queue in a ``Condition``. A signal whose
-handler raises, a time limit for example, can arrive between two of its steps. Then a lock stays
-taken and every other thread waits for it, or a connection stays counted that no longer exists.
+handler raises, a time limit for example, can interrupt it between two steps: a lock stays taken
+and all other threads wait for it, or a connection stays counted that no longer exists.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 
 class IdleConnections(Pool):
-    """Keeps what is returned and connects where nothing is kept; how many are used at once is not
-    its business. What an interrupted act has lost is closed as garbage, and not missed."""
+    """Keeps idle connections, and connects where there is none. ``Database`` limits their number.
+    Garbage collection closes a connection that an interrupted act lost."""
 
     def __init__(self, creator: Any, pool_size: int, **options: Any) -> None:
         super().__init__(creator, **options)
         self._size = pool_size
-        # A list as a stack: append and pop are atomic, and the warmest is used again first.
+        # A stack: append and pop are atomic, and the last one used is used again first.
         self._idle: list[ConnectionPoolEntry] = []
 
     def _do_get(self) -> ConnectionPoolEntry:

@@ -1,9 +1,9 @@
-"""What a row of the lock table means: the record in it, and what stands beside it.
+"""A row of the lock table: the record in it, and the columns beside it.
 
-A duplicate only adds 1 to the row's ``conflicts``, in the statement that asked.
-The record takes those over (they are *folded* in) with its next change, and
-whoever reads it adds them. That is exact because only a row with one task ever
-has conflicts: with several, each duplicate is counted in the record itself.
+A duplicate only adds 1 to the ``conflicts`` of the row, in the statement of its ``acquire``. The
+next change of the record adds them to it (they are *folded* in), and a reader adds them too. The
+sum is exact because only a row with one task has conflicts: with several, each duplicate is
+counted in the record itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from celery_unique.stores.base import Claim
 from celery_unique.stores.record import Record, TaskEntry
 from celery_unique.stores.record_followers import typed
 
-#: ``holder_state`` of a record for which the state alone tells nothing.
+#: ``holder_state`` of a record for which a state alone does not decide.
 NO_SOLE_HOLDER = "-"
 
-#: Stands before the name of a time that the database fills in. JSON text never
-#: holds a bare control character, so no argument of a user can contain this.
+#: Precedes the name of a time that the database fills in. JSON text never contains a bare control
+#: character, and so no argument of a user can contain this.
 PLACEHOLDER = "\x01"
 FILLED_IN = ("created_at", "lease", "window_ends", "eta")
 
@@ -31,7 +31,7 @@ _POSITIONS = {field.name: i for i, field in enumerate(dataclasses.fields(TaskEnt
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as one statement saw it, and the store's clock at that moment."""
+    """A row as one statement returned it, and the store's clock at that moment."""
 
     record: str | None  # None: there is no row
     token: int
@@ -82,10 +82,9 @@ class Row:
 
 
 def sure_states(claim: Claim) -> str:
-    """In which stored states a sole holder blocks the claim, whatever else is recorded of it.
+    """The stored states in which a sole holder blocks the claim, whatever else is recorded.
 
-    Where this is too cautious, the rules in ``acts`` decide and one more
-    statement is needed; it must never be too bold.
+    A state may be missing here: then the rules in ``acts`` decide, with one more statement.
     """
     if claim.again or claim.join or claim.on_conflict not in ("ignore", "reject"):
         return ""
@@ -95,9 +94,9 @@ def sure_states(claim: Claim) -> str:
 
 
 def parent_text(claim: Claim) -> str:
-    """How the task in whose body the call is made would stand in a record; empty for none.
+    """The id of the task that made the call, as it is written in a record; empty for none.
 
-    A record that names it is left to the rules: a task is never its own duplicate.
+    The rules decide on a record that contains it: a task is never its own duplicate.
     """
     return json.dumps(claim.parent) if claim.parent else ""
 
@@ -120,14 +119,14 @@ def _sole_holder(record: Record) -> tuple[str, int, int]:
     if len(record.tasks) == 1:
         (task,) = record.tasks.values()
         if not (task.released or task.by or task.after):
-            # From then on a duplicate is told more than that it is one.
+            # From then on the reply to a duplicate depends on more than the state.
             until = task.held_until if task.state in "wt" else 0
             return task.state, task.created_at, min(task.lease, until or task.lease)
     return NO_SOLE_HOLDER, 0, 0
 
 
 def sole_task(record: Record) -> str | None:
-    """The id that conflicts of this row belong to, while it has not ended."""
+    """The id that the conflicts of this row belong to, while the task has not finished."""
     if len(record.tasks) != 1:
         return None
     ((task_id, task),) = record.tasks.items()

@@ -1,9 +1,9 @@
-"""Locks in a table: one row a key, changed by single statements that commit by themselves.
+"""Lock store in a database: one row for each key, changed by single statements in autocommit.
 
-The rules of every act are in :mod:`celery_unique.stores.acts`. Here a row is
-read, the act is run on its record, and the record is written back only where
-the row is still the one that was read (compare-and-set on its revision). A new
-key and a plain duplicate, which is nearly every call, take one statement.
+The rules of every act are in :mod:`celery_unique.stores.acts`. The store reads a row, runs the act
+on its record, and writes the record only if the row is still the one that was read
+(compare-and-set on its revision). A new key and a plain duplicate, which is nearly every call, take
+one statement.
 
 Followers have a row each in a second table, and marks that have no room in the record in a third.
 An act on a key that has either, or gets its first one, is a transaction in which the key's row is
@@ -31,9 +31,8 @@ from celery_unique.stores.record_store import RecordedStore
 
 from .database import Database, Session
 from .diagnosis import diagnose
-from .followers import FollowerRows
-from .marks import MarkRows
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
+from .side_tables import FollowerRows, MarkRows
 from .statements import DIALECTS, Statements
 from .statements_mysql import MySqlStatements
 from .url import Options, read_options
@@ -48,11 +47,11 @@ NO_LIMIT = 2**62
 
 
 class _Overtaken(Exception):
-    """The row was changed since it was seen: undo what was done, and try again."""
+    """The row has changed since it was read: roll back, and try again."""
 
 
-class _MustBeAlone(Exception):
-    """The act needs the key's row for itself."""
+class _NeedsLock(Exception):
+    """The act needs a transaction in which the row of the key is locked."""
 
 
 class SqlStore(RecordedStore):
@@ -60,8 +59,8 @@ class SqlStore(RecordedStore):
 
     guarantee: Guarantee = "strong"
     mechanism = (
-        "one row a key: an INSERT that makes it or finds it, and compare-and-set on a revision, in "
-        "autocommit; with followers, or many replaced tasks, a transaction"
+        "one row for each key: an INSERT that creates or returns it, and compare-and-set on a "
+        "revision, in autocommit; with followers, or many replaced tasks, a transaction"
     )
 
     def __init__(self, options: Options) -> None:
@@ -71,13 +70,13 @@ class SqlStore(RecordedStore):
         statements = MySqlStatements if dialect.name == "mysql" else Statements
         self._statements = statements(dialect, options.table)
         self._database = Database(options, self._statements.ddl())
-        self._one_way = FireAndForgetQueue(options.timeout_s)
+        self._fire_and_forget = FireAndForgetQueue(options.timeout_s)
 
     @classmethod
     def from_url(
         cls, url: str, *, namespace: str = "", timeout_s: float = 2.0, **options: Any
     ) -> SqlStore:
-        """The store behind the URL. Connects to nothing yet."""
+        """The store at the URL. Does not connect yet."""
         return cls(read_options(url, namespace, timeout_s, options))
 
     def fingerprint(self) -> str:
@@ -95,42 +94,31 @@ class SqlStore(RecordedStore):
     # -- acquire -------------------------------------------------------------
 
     def acquire(self, key: str, claim: Claim) -> Acquired:
-        asked = (key, claim, _new_revision())
-        return self._database.run(lambda session: self._acquire(session, *asked))
+        revision = _new_revision()
+        return self._database.run(lambda session: self._acquire(session, key, claim, revision))
 
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
     ) -> list[Acquired | StoreUnavailable]:
-        asked = [(key, claim, _new_revision()) for key, claim in claims]
+        requests = [(key, claim, _new_revision()) for key, claim in claims]
         replies: list[Acquired | StoreUnavailable] = []
 
         def acquire_the_rest(session: Session) -> list[Acquired | StoreUnavailable]:
-            for one in asked[len(replies) :]:
+            for request in requests[len(replies) :]:
                 try:
-                    replies.append(self._acquire(session, *one))
+                    replies.append(self._acquire(session, *request))
                 except UnreadableRecord as error:
                     replies.append(error)
-                # After an answer only: this runs again while the database is busy, and would
-                # else begin with a new time-out each time.
+                # After a reply only: this runs again while the database is busy, and each run
+                # would begin with a new time-out.
                 session.next_act()
             return replies
 
         return self._database.run(acquire_the_rest)
 
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
-        with self._reading(key):
-            return self._acquire_or_raise(session, key, claim, revision)
-
-    def _acquire_or_raise(
-        self, session: Session, key: str, claim: Claim, revision: int
-    ) -> Acquired:
-        if not session.answers_inserts:  # MySQL: as any other act, a read and a write
-            return self._swap(
-                session,
-                key,
-                lambda record, us: acts.acquire(record, claim, us // 1000),
-                alone=bool(claim.join),
-            )
+        if not session.has_insert_returning:  # MySQL: as any other act, a read and a write
+            return self._swap_acquire(session, key, claim, alone=bool(claim.join))
         values = {
             "record": fresh_record(claim),
             "grace_ms": claim.grace_ms,
@@ -142,27 +130,34 @@ class SqlStore(RecordedStore):
             "revision": revision,
         }
         tries = 0
-        while True:
-            row = self._row(session, self._statements.acquire, key, values)
-            if row.revision == revision:  # ours: it was not there before
-                eta = row.now + claim.delay_ms if claim.delay_ms else 0
-                return Acquired("created", now=row.now, eta=eta)
-            if claim.join:
-                return self._acquire_alone(session, key, claim)
-            counted = row.counted(claim)
-            record = row.load(row.conflicts - counted)
-            has_rows = _has_rows(record)
-            reply = acts.acquire(record, claim, row.now)
-            if counted and reply.outcome != "created":
-                return reply
-            if has_rows:
-                return self._acquire_alone(session, key, claim)
-            if self._write(session, key, row, record):
-                return reply
-            # Somebody changed the row since. Asking again counts this duplicate, if it still is
-            # one, in the same statement.
-            tries += 1
-            self._database.pause(tries)
+        with self._reading(key):
+            while True:
+                row = self._row(session, self._statements.acquire, key, values)
+                if row.revision == revision:  # this statement inserted it
+                    eta = row.now + claim.delay_ms if claim.delay_ms else 0
+                    return Acquired("created", now=row.now, eta=eta)
+                if claim.join:
+                    return self._swap_acquire(session, key, claim, alone=True)
+                counted = row.counted(claim)
+                record = row.load(row.conflicts - counted)
+                has_rows = _has_rows(record)
+                reply = acts.acquire(record, claim, row.now)
+                if counted and reply.outcome != "created":
+                    return reply
+                if has_rows:
+                    return self._swap_acquire(session, key, claim, alone=True)
+                if self._write(session, key, row, record):
+                    return reply
+                # Another process has changed the row. The next attempt counts this duplicate,
+                # if it still is one, in the same statement.
+                tries += 1
+                self._database.pause(tries)
+
+    def _swap_acquire(self, session: Session, key: str, claim: Claim, alone: bool) -> Acquired:
+        def act(record: Record, us: int) -> Acquired:
+            return acts.acquire(record, claim, us // 1000)
+
+        return self._swap(session, key, act, alone)
 
     # -- any other act -------------------------------------------------------
 
@@ -176,32 +171,14 @@ class SqlStore(RecordedStore):
         act: Callable[[Record, int], Reply],
         alone: bool = False,
     ) -> Reply:
-        with self._reading(key):
-            return self._swap_or_raise(session, key, act, alone)
-
-    @contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
-        """Around an act on what is stored of one key, which may be anything."""
-        try:
-            yield
-        except UNREADABLE as error:
-            raise unreadable(key, error, self._options.shown_url) from error
-
-    def _swap_or_raise(
-        self,
-        session: Session,
-        key: str,
-        act: Callable[[Record, int], Reply],
-        alone: bool,
-    ) -> Reply:
         tries = 0
         while True:
-            # First without a lock, for that nearly always does. Whoever was overtaken then keeps
-            # the others out, or a key with many duplicates could never be finished.
+            # First without a lock, which nearly always suffices. After a lost race the row is
+            # locked, or a key with many duplicates could never be finished.
             try:
-                with self._alone(session, key) if alone else nullcontext():
+                with self._reading(key), self._alone(session, key) if alone else nullcontext():
                     return self._try(session, key, act, alone)
-            except _MustBeAlone:
+            except _NeedsLock:
                 alone = True
             except _Overtaken:
                 alone = True
@@ -218,15 +195,15 @@ class SqlStore(RecordedStore):
             record.followers = FollowerRows(session, self._statements, self._values(key))
             record.beside = MarkRows(session, self._statements, self._values(key))
         elif _has_rows(record):
-            raise _MustBeAlone
+            raise _NeedsLock
         record.purge(row.now)
         forgotten = followed and record.following is None
         before = (record.dumps(), record.token, sole_task(record))
         reply = act(record, row.now_us)
         if not alone and record.more_until:
-            raise _MustBeAlone  # it left a mark that is to be a row
+            raise _NeedsLock  # it left a mark that needs a row
         after = (record.dumps(), record.token, sole_task(record))
-        # Duplicates that are counted meanwhile stay right while their holder stays.
+        # Duplicates that are counted meanwhile stay exact while their holder stays.
         same_holder = after[2] is not None and after[2] == before[2]
         if after == before and not forgotten:
             return reply
@@ -234,16 +211,19 @@ class SqlStore(RecordedStore):
             raise _Overtaken
         return reply
 
-    def _acquire_alone(self, session: Session, key: str, claim: Claim) -> Acquired:
-        return self._swap(
-            session, key, lambda record, us: acts.acquire(record, claim, us // 1000), alone=True
-        )
-
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
         def act(record: Record, us: int) -> bool:
             return acts.follow(record, claim, holder_id, us // 1000)
 
         return self._database.run(lambda session: self._swap(session, key, act, alone=True))
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Raise UnreadableRecord for a stored value that is not a record."""
+        try:
+            yield
+        except UNREADABLE as error:
+            raise unreadable(key, error, self._options.shown_url) from error
 
     @contextmanager
     def _alone(self, session: Session, key: str) -> Iterator[None]:
@@ -255,7 +235,7 @@ class SqlStore(RecordedStore):
     def _write(
         self, session: Session, key: str, row: Row, record: Record, same_holder: bool = False
     ) -> bool:
-        """Store the record unless the row has changed since it was seen."""
+        """Store the record unless the row has changed since it was read."""
         values = self._values(key) | {
             "revision": row.revision,
             "new_revision": _new_revision(),
@@ -290,24 +270,24 @@ class SqlStore(RecordedStore):
     def _client_us(self) -> int:
         return time.time_ns() // 1000
 
-    # -- one way -------------------------------------------------------------
+    # -- fire-and-forget -----------------------------------------------------
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
-        self._one_way.put(partial(super().confirm, key, task_id, lease_ms))
+        self._fire_and_forget.put(partial(super().confirm, key, task_id, lease_ms))
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
-        self._one_way.put(partial(super().retry, key, task_id, delivery, lease_ms, copies))
+        self._fire_and_forget.put(partial(super().retry, key, task_id, delivery, lease_ms, copies))
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
-        self._one_way.put(partial(super().settle, key, finish, mark_done))
+        self._fire_and_forget.put(partial(super().settle, key, finish, mark_done))
 
     def forget(self, key: str, task_id: str) -> None:
-        self._one_way.put(partial(super().forget, key, task_id))
+        self._fire_and_forget.put(partial(super().forget, key, task_id))
 
     def flush(self, timeout_s: float | None = None) -> None:
-        self._one_way.flush(timeout_s)
+        self._fire_and_forget.flush(timeout_s)
 
-    # -- reading and life ----------------------------------------------------
+    # -- reading and maintenance ---------------------------------------------
 
     def read(self, key: str) -> tuple[Record, int]:
         row = self._database.run(lambda session: self._row(session, self._statements.see, key))
@@ -323,7 +303,7 @@ class SqlStore(RecordedStore):
             return self._delete(key)
 
     def _delete(self, key: str) -> int:
-        """Everything that is stored of a key, whatever it is."""
+        """Delete all rows of a key, readable or not."""
 
         def delete(session: Session) -> int:
             with self._alone(session, key):
@@ -368,7 +348,7 @@ class SqlStore(RecordedStore):
         abandoned = self._keys(self._statements.abandoned, {"batch": batch, "kept_ms": KEPT_MS})
         for key in abandoned:
             try:
-                self._act(key, lambda record, us: None)  # forgets what has lapsed, in both tables
+                self._act(key, lambda record, us: None)  # deletes what has lapsed, in both tables
             except UnreadableRecord:
                 self._delete(key)  # by its due time, which is a column, it has lapsed
         values = self._values() | {"batch": batch}
@@ -388,12 +368,12 @@ class SqlStore(RecordedStore):
         return self._database.run(lambda session: diagnose(session, url.get_backend_name(), place))
 
     def close(self) -> None:
-        self._one_way.drain(self._options.timeout_s)
+        self._fire_and_forget.drain(self._options.timeout_s)
         self._database.close()
 
 
 def _has_rows(record: Record) -> bool:
-    """Whether a part of what is known of the key are rows of the other tables."""
+    """Whether the key has rows in the other tables."""
     return record.following is not None or record.more_until > 0
 
 
@@ -404,14 +384,13 @@ def _alive(row: Row) -> Record:
 
 
 def _count(swept: CursorResult[Any]) -> int:
-    # By its rows where it has some: Python's sqlite3 has no rowcount for what begins WITH.
+    # By its rows where it returns some: sqlite3 has no rowcount for a statement that begins WITH.
     return len(swept.all()) if swept.returns_rows else swept.rowcount
 
 
 def _new_revision() -> int:
-    """Random, so that a row deleted and made anew is never taken for the old one.
+    """Random, so that a row that was deleted and inserted again is a different one.
 
-    From the system: a program that seeds ``random`` alike in each of its
-    processes would have them all write the same revisions.
+    Not from ``random``, which a program may seed alike in all of its processes.
     """
     return int.from_bytes(os.urandom(8)) >> 2

@@ -1,4 +1,4 @@
-"""The followers of one key as the rows of a table, within one transaction."""
+"""The followers and marks of one key, as rows of their tables, within one transaction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import ItemsView, Iterator, MutableMapping
 from typing import Any
 
+from celery_unique.stores.record import LONGEST_ID, Mark
 from celery_unique.stores.record_followers import Joined
 
 from .database import Session
@@ -13,8 +14,8 @@ from .statements import Statements
 
 
 class FollowerRows(MutableMapping[str, Joined]):
-    """Reads and writes single rows, so that an act on one follower costs the same however many
-    there are. The caller has locked the key's row."""
+    """Followers of one key. Reads and writes single rows, so that the cost of an act on one
+    follower does not depend on their number. The caller has locked the row of the key."""
 
     def __init__(self, session: Session, statements: Statements, values: dict[str, Any]) -> None:
         self._session = session
@@ -63,6 +64,48 @@ class FollowerRows(MutableMapping[str, Joined]):
     def _all(self) -> dict[str, Joined]:
         rows: Any = self._session.execute(self._statements.all_followers, self._values).all()
         return {follower_id: _joined(facts, message) for follower_id, facts, message in rows}
+
+
+class MarkRows:
+    """Marks of one key that have no room in its record, as :class:`FollowerRows`."""
+
+    def __init__(self, session: Session, statements: Statements, values: dict[str, Any]) -> None:
+        self._session = session
+        self._statements = statements
+        self._values = values
+        self._seen: dict[str, Mark | None] = {}
+
+    def get(self, task_id: str) -> Mark | None:
+        if task_id not in self._seen:
+            values = self._values | {"task_id": task_id}
+            found: Any = self._session.execute(self._statements.mark, values).first()
+            self._seen[task_id] = Mark(*found) if found else None
+        return self._seen[task_id]
+
+    def put(self, task_id: str, mark: Mark) -> None:
+        row = {
+            "task_id": task_id,
+            "kind": mark.kind,
+            "until": mark.until,
+            "by": mark.by[:LONGEST_ID],
+        }
+        self._session.execute(self._statements.put_mark, self._values | row).close()
+        self._seen[task_id] = mark
+
+    def remove(self, task_id: str) -> Mark | None:
+        mark = self.get(task_id)
+        if mark is not None:
+            values = self._values | {"task_id": task_id}
+            self._session.execute(self._statements.delete_mark, values).close()
+            self._seen[task_id] = None
+        return mark
+
+    def forget_lapsed(self, now: int) -> int:
+        """None: workers sweep the table."""
+        return 0
+
+    def clear(self) -> None:
+        """Nothing to do: they have lapsed, and workers sweep the table."""
 
 
 def _joined(facts: str, message: str) -> Joined:
