@@ -392,7 +392,7 @@ def test_a_server_that_only_reads_is_told_apart(
     store = opened(user_url)
     mariadb_server.execute("SET GLOBAL read_only = 1")
     try:
-        with pytest.raises(StoreUnavailable, match="name the primary"):
+        with pytest.raises(StoreUnavailable, match="write the host of the primary"):
             store.acquire(key, claim("task"))
     finally:
         mariadb_server.execute("SET GLOBAL read_only = 0")
