@@ -9,7 +9,7 @@ import pytest
 
 from celery_unique.stores.base import LockStore
 from celery_unique.testing.store_contract import LockStoreContract
-from celery_unique.testing.store_contract.factories import fresh_key
+from celery_unique.testing.store_contract.factories import Key, fresh_key
 from tests.stores import broken, broken_following, broken_replacing
 
 
@@ -33,7 +33,7 @@ def test_the_contract_catches_a_store_that_leaves_a_rule_out(
     store: type[LockStore], test: Callable[..., None]
 ) -> None:
     with pytest.raises(AssertionError):
-        test(LockStoreContract(), store=store(), key=fresh_key())
+        test(LockStoreContract(), key=Key(store(), fresh_key()))
 
 
 def test_every_broken_store_is_caught_by_the_contract() -> None:

@@ -35,10 +35,11 @@ pytest.register_assert_rewrite(
     *(name for _, name, _ in pkgutil.iter_modules(__path__, f"{__name__}."))
 )
 
+from celery_unique.stores.base import LockStore
 from celery_unique.testing.store_contract.acquire import AcquireContract
 from celery_unique.testing.store_contract.cancel import CancelContract
 from celery_unique.testing.store_contract.confirm import ConfirmContract
-from celery_unique.testing.store_contract.factories import fresh_key
+from celery_unique.testing.store_contract.factories import Key, fresh_key
 from celery_unique.testing.store_contract.finish import FinishContract
 from celery_unique.testing.store_contract.follower_schedules import FollowerScheduleContract
 from celery_unique.testing.store_contract.followers import (
@@ -77,5 +78,5 @@ class LockStoreContract(
     """The whole contract; the module's docstring shows how a store runs it."""
 
     @pytest.fixture
-    def key(self) -> str:
-        return fresh_key()
+    def key(self, store: LockStore) -> Key:
+        return Key(store, fresh_key())

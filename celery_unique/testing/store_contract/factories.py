@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start, Started
+from celery_unique.stores.base import (
+    Acquired,
+    Claim,
+    Finish,
+    Finished,
+    Held,
+    LockStore,
+    Start,
+    Started,
+)
 from celery_unique.stores.record import Record, State, TaskEntry, letters
+from celery_unique.stores.record_followers import Follower
 
 MINUTE = 60_000
 GRACE = 2 * MINUTE
@@ -152,3 +163,87 @@ def record_of(store: LockStore, key: str) -> Record:
 
 def task_of(store: LockStore, key: str, task_id: str) -> TaskEntry:
     return record_of(store, key).tasks[task_id]
+
+
+# -- one key ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the store under test, and the acts on it with their usual arguments."""
+
+    store: LockStore
+    text: str
+
+    def advance(self, by_ms: int) -> None:
+        advance(self.store, by_ms)
+
+    def now(self) -> int:
+        return now_of(self.store)
+
+    def record(self) -> Record:
+        return record_of(self.store, self.text)
+
+    def task(self, task_id: str) -> TaskEntry:
+        return self.record().tasks[task_id]
+
+    def bring_to(self, task_id: str, state: State) -> None:
+        bring_to(self.store, self.text, task_id, state)
+
+    # -- acts of the caller ---------------------------------------------------
+
+    def acquire(self, task_id: str, **fields: Any) -> Acquired:
+        return self.store.acquire(self.text, claim(task_id, **fields))
+
+    def publish(self, task_id: str, **fields: Any) -> None:
+        publish(self.store, self.text, task_id, **fields)
+
+    def confirm(self, task_id: str, lease_ms: int = QUEUE_LEASE) -> None:
+        confirm(self.store, self.text, task_id, lease_ms)
+
+    def give_back(self, task_id: str, mark_ms: int = QUEUE_LEASE) -> bool:
+        return self.store.give_back(self.text, task_id, mark_ms)
+
+    def help(self, task_id: str, claim_ms: int = 0) -> str:
+        return self.store.help(self.text, task_id, claim_ms)
+
+    def cancel(self, task_id: str, mark_ms: int = QUEUE_LEASE) -> str:
+        return self.store.cancel(self.text, task_id, mark_ms)
+
+    def release(self, task_id: str | None = None) -> int:
+        return self.store.release(self.text, task_id)
+
+    # -- acts of the worker ---------------------------------------------------
+
+    def run(self, task_id: str, delivery: str = "d1", **fields: Any) -> Started:
+        return run(self.store, self.text, task_id, delivery, **fields)
+
+    def start(self, task_id: str, delivery: str = "d1", **fields: Any) -> Started:
+        return self.store.start(self.text, start(task_id, delivery, **fields))
+
+    def running(self, task_id: str, delivery: str = "d1", **fields: Any) -> Held:
+        return running(self.text, task_id, delivery, **fields)
+
+    def held(self, task_id: str, lease_ms: int = QUEUE_LEASE, **fields: Any) -> Held:
+        return held(self.text, task_id, lease_ms, **fields)
+
+    def retry(self, task_id: str, delivery: str = "d1", **fields: Any) -> None:
+        retry(self.store, self.text, task_id, delivery, **fields)
+
+    def finish(self, task_id: str, delivery: str = "d1", **fields: Any) -> Finished:
+        return self.store.finish(self.text, finish(task_id, delivery, **fields))
+
+    def settle(self, task_id: str, delivery: str = "d1", **fields: Any) -> None:
+        settle(self.store, self.text, task_id, delivery, **fields)
+
+    def forget(self, task_id: str) -> None:
+        self.store.forget(self.text, task_id)
+        self.store.flush()
+
+    # -- followers ------------------------------------------------------------
+
+    def followers(self, holder_id: str | None = None) -> list[tuple[str, Follower]]:
+        return self.store.followers(self.text, holder_id)
+
+    def complete_follower(self, follower_id: str) -> None:
+        self.store.complete_follower(self.text, follower_id)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_unique.stores.base import Finished, LockStore
+from celery_unique.stores.base import Finished
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State
 from celery_unique.testing.store_contract.factories import (
     MINUTE,
@@ -15,19 +15,9 @@ from celery_unique.testing.store_contract.factories import (
     RUN_LEASE,
     SUCCESS,
     UNTIL_DONE,
+    Key,
     about,
-    advance,
-    bring_to,
     claim,
-    finish,
-    now_of,
-    publish,
-    record_of,
-    retry,
-    run,
-    settle,
-    start,
-    task_of,
 )
 
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
@@ -38,371 +28,341 @@ class FinishContract:
     # -- finish at once -----------------------------------------------------
 
     @pytest.mark.parametrize("state", FINAL)
-    def test_finish_frees_the_key(self, store: LockStore, key: str, state: State) -> None:
-        run(store, key, "first", "d1")
+    def test_finish_frees_the_key(self, key: Key, state: State) -> None:
+        key.run("first", "d1")
 
-        reply = store.finish(key, finish("first", "d1", state=state))
+        reply = key.finish("first", "d1", state=state)
 
         assert reply == Finished("ended", settle=False, duplicates=0)
-        assert not record_of(store, key)
-        assert store.acquire(key, claim("second")).outcome == "created"
+        assert not key.record()
+        assert key.acquire("second").outcome == "created"
 
-    def test_finish_tells_how_many_duplicates_were_absorbed(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
+    def test_finish_tells_how_many_duplicates_were_absorbed(self, key: Key) -> None:
+        key.run("first", "d1")
         for task_id in ("second", "third"):
-            store.acquire(key, claim(task_id))
+            key.acquire(task_id)
 
-        reply = store.finish(key, finish("first", "d1"))
+        reply = key.finish("first", "d1")
 
         assert reply == Finished("ended", settle=False, duplicates=2)
 
     @pytest.mark.parametrize("state", FINAL)
     def test_finish_keeps_the_task_when_its_policy_names_the_final_state(
-        self, store: LockStore, key: str, state: State
+        self, key: Key, state: State
     ) -> None:
-        run(store, key, "first", "d1", keep=LETTER_OF[state])
-        before = task_of(store, key, "first")
+        key.run("first", "d1", keep=LETTER_OF[state])
+        before = key.task("first")
 
-        reply = store.finish(key, finish("first", "d1", state=state))
+        reply = key.finish("first", "d1", state=state)
 
         assert reply == Finished("ended", settle=False, duplicates=0)
-        assert task_of(store, key, "first") == replace(
+        assert key.task("first") == replace(
             before,
             state=LETTER_OF[state],
-            lease=about(now_of(store) + RETENTION),
+            lease=about(key.now() + RETENTION),
             delivery_lease=0,
         )
 
     @pytest.mark.parametrize("state", FINAL)
     def test_finish_forgets_the_task_when_its_policy_names_only_other_final_states(
-        self, store: LockStore, key: str, state: State
+        self, key: Key, state: State
     ) -> None:
-        run(store, key, "first", "d1", keep=EVERY_END.replace(LETTER_OF[state], ""))
+        key.run("first", "d1", keep=EVERY_END.replace(LETTER_OF[state], ""))
 
-        store.finish(key, finish("first", "d1", state=state))
+        key.finish("first", "d1", state=state)
 
-        assert not record_of(store, key)
+        assert not key.record()
 
-    def test_a_kept_task_stays_until_its_own_window_ends(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS, window_ms=30 * MINUTE)
-        window_ends = task_of(store, key, "first").window_ends
-        store.finish(key, finish("first", "d1"))
-        advance(store, 29 * MINUTE)
-        within = record_of(store, key)
-        advance(store, MINUTE)
+    def test_a_kept_task_stays_until_its_own_window_ends(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS, window_ms=30 * MINUTE)
+        window_ends = key.task("first").window_ends
+        key.finish("first", "d1")
+        key.advance(29 * MINUTE)
+        within = key.record()
+        key.advance(MINUTE)
 
-        after = record_of(store, key)
+        after = key.record()
 
         assert within.tasks["first"].lease == window_ends
         assert not after
 
-    def test_a_kept_task_without_a_window_stays_for_the_retention(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS)
-        store.finish(key, finish("first", "d1"))
+    def test_a_kept_task_without_a_window_stays_for_the_retention(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS)
+        key.finish("first", "d1")
         asked = claim("second", states=SUCCESS)
-        advance(store, RETENTION - MINUTE)
-        within = store.acquire(key, asked)
-        advance(store, MINUTE)
+        key.advance(RETENTION - MINUTE)
+        within = key.store.acquire(key.text, asked)
+        key.advance(MINUTE)
 
-        after = store.acquire(key, asked)
+        after = key.store.acquire(key.text, asked)
 
         assert (within.outcome, after.outcome) == ("duplicate", "created")
 
-    def test_a_kept_end_holds_although_nobody_lives_to_settle_it(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS, window_ms=30 * MINUTE)
+    def test_a_kept_end_holds_although_nobody_lives_to_settle_it(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS, window_ms=30 * MINUTE)
 
-        store.finish(key, finish("first", "d1", settle_later=True))
-        advance(store, 29 * MINUTE)
+        key.finish("first", "d1", settle_later=True)
+        key.advance(29 * MINUTE)
 
-        assert store.acquire(key, claim("second", states=SUCCESS)).outcome == "duplicate"
+        assert key.acquire("second", states=SUCCESS).outcome == "duplicate"
 
-    def test_a_task_that_ends_after_its_window_is_not_kept(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS, window_ms=3 * MINUTE)
-        advance(store, 3 * MINUTE)
+    def test_a_task_that_ends_after_its_window_is_not_kept(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS, window_ms=3 * MINUTE)
+        key.advance(3 * MINUTE)
 
-        reply = store.finish(key, finish("first", "d1"))
+        reply = key.finish("first", "d1")
 
         assert reply == Finished("ended", settle=False, duplicates=0)
-        assert not record_of(store, key)
+        assert not key.record()
 
     # -- who may finish -----------------------------------------------------
 
-    def test_finish_by_another_delivery_changes_nothing(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        before = record_of(store, key)
+    def test_finish_by_another_delivery_changes_nothing(self, key: Key) -> None:
+        key.run("first", "d1")
+        before = key.record()
 
-        reply = store.finish(key, finish("first", "d2"))
-
-        assert reply == Finished("not_yours")
-        assert record_of(store, key) == before
-
-    def test_finish_of_an_unknown_task_changes_nothing(self, store: LockStore, key: str) -> None:
-        reply = store.finish(key, finish("first"))
+        reply = key.finish("first", "d2")
 
         assert reply == Finished("not_yours")
-        assert record_of(store, key) == Record()
+        assert key.record() == before
+
+    def test_finish_of_an_unknown_task_changes_nothing(self, key: Key) -> None:
+        reply = key.finish("first")
+
+        assert reply == Finished("not_yours")
+        assert key.record() == Record()
 
     @pytest.mark.parametrize(
         "state", [State.PENDING, State.SCHEDULED, State.AVAILABLE, State.RETRYABLE]
     )
-    def test_finish_ends_a_task_that_no_delivery_has_started(
-        self, store: LockStore, key: str, state: State
-    ) -> None:
-        bring_to(store, key, "first", state)
+    def test_finish_ends_a_task_that_no_delivery_has_started(self, key: Key, state: State) -> None:
+        key.bring_to("first", state)
 
-        reply = store.finish(key, finish("first", "d7", state=State.CANCELLED))
+        reply = key.finish("first", "d7", state=State.CANCELLED)
 
         assert reply == Finished("ended", settle=False, duplicates=0)
-        assert task_of(store, key, "first").state == LETTER_OF[State.CANCELLED]
+        assert key.task("first").state == LETTER_OF[State.CANCELLED]
 
     @pytest.mark.parametrize("state", FINAL)
-    def test_finish_of_a_kept_task_changes_nothing(
-        self, store: LockStore, key: str, state: State
-    ) -> None:
-        bring_to(store, key, "first", state)
-        before = record_of(store, key)
+    def test_finish_of_a_kept_task_changes_nothing(self, key: Key, state: State) -> None:
+        key.bring_to("first", state)
+        before = key.record()
 
-        replies = [store.finish(key, finish("first", delivery)) for delivery in ("d1", "d2")]
+        replies = [key.finish("first", delivery) for delivery in ("d1", "d2")]
 
         assert replies == [Finished("not_yours"), Finished("not_yours")]
-        assert record_of(store, key) == before
+        assert key.record() == before
 
-    def test_finish_touches_only_its_own_task(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        run(store, key, "second", "d2", states="")
-        before = task_of(store, key, "first")
+    def test_finish_touches_only_its_own_task(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.run("second", "d2", states="")
+        before = key.task("first")
 
-        store.finish(key, finish("second", "d2"))
+        key.finish("second", "d2")
 
-        assert record_of(store, key).tasks == {"first": before}
+        assert key.record().tasks == {"first": before}
 
     # -- finish now, settle later -------------------------------------------
 
     def test_finish_before_the_acknowledgement_shows_the_final_state_and_keeps_the_delivery(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        run(store, key, "first", "d1")
-        before = task_of(store, key, "first")
+        key.run("first", "d1")
+        before = key.task("first")
 
-        reply = store.finish(key, finish("first", "d1", settle_later=True))
+        reply = key.finish("first", "d1", settle_later=True)
 
         assert reply == Finished("ended", settle=True, duplicates=0)
-        assert task_of(store, key, "first") == replace(before, state="c", flags="e")
+        assert key.task("first") == replace(before, state="c", flags="e")
 
-    def test_finish_asks_for_settle_when_there_may_be_a_second_message(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        store.start(key, start("first", "d2"))
+    def test_finish_asks_for_settle_when_there_may_be_a_second_message(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.start("first", "d2")
 
-        reply = store.finish(key, finish("first", "d1"))
+        reply = key.finish("first", "d1")
 
         assert reply == Finished("ended", settle=True, duplicates=0)
 
-    def test_an_ending_task_blocks_only_calls_that_name_its_final_state(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
+    def test_an_ending_task_blocks_only_calls_that_name_its_final_state(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
 
-        named = store.acquire(key, claim("second", states=SUCCESS))
-        unnamed = store.acquire(key, claim("third", states=UNTIL_DONE))
+        named = key.acquire("second", states=SUCCESS)
+        unnamed = key.acquire("third", states=UNTIL_DONE)
 
         assert (named.outcome, unnamed.outcome) == ("duplicate", "created")
         assert named.holder is not None
         assert named.holder.state is State.COMPLETED
 
-    def test_finishing_twice_is_as_once(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        first = store.finish(key, finish("first", "d1", settle_later=True))
-        before = record_of(store, key)
+    def test_finishing_twice_is_as_once(self, key: Key) -> None:
+        key.run("first", "d1")
+        first = key.finish("first", "d1", settle_later=True)
+        before = key.record()
 
-        second = store.finish(key, finish("first", "d1", settle_later=True, state=State.DISCARDED))
+        second = key.finish("first", "d1", settle_later=True, state=State.DISCARDED)
 
         assert second == first
-        assert record_of(store, key) == before
+        assert key.record() == before
 
-    def test_finish_by_another_delivery_does_not_end_an_ending_task(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
-        before = record_of(store, key)
+    def test_finish_by_another_delivery_does_not_end_an_ending_task(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
+        before = key.record()
 
-        reply = store.finish(key, finish("first", "d2"))
+        reply = key.finish("first", "d2")
 
         assert reply == Finished("not_yours")
-        assert record_of(store, key) == before
+        assert key.record() == before
 
     # -- settle -------------------------------------------------------------
 
-    def test_settle_forgets_an_ending_task(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
+    def test_settle_forgets_an_ending_task(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
 
-        settle(store, key, "first", "d1")
+        key.settle("first", "d1")
 
-        assert not record_of(store, key)
+        assert not key.record()
 
-    def test_settle_keeps_an_ending_task_as_its_policy_asks(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS)
-        store.finish(key, finish("first", "d1", settle_later=True))
-        before = task_of(store, key, "first")
+    def test_settle_keeps_an_ending_task_as_its_policy_asks(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS)
+        key.finish("first", "d1", settle_later=True)
+        before = key.task("first")
 
-        settle(store, key, "first", "d1")
+        key.settle("first", "d1")
 
-        assert task_of(store, key, "first") == replace(
-            before, lease=about(now_of(store) + RETENTION), delivery_lease=0, flags=""
+        assert key.task("first") == replace(
+            before, lease=about(key.now() + RETENTION), delivery_lease=0, flags=""
         )
 
-    def test_settle_carries_the_corrected_state(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1", keep=EVERY_END)
-        store.finish(key, finish("first", "d1", settle_later=True))
+    def test_settle_carries_the_corrected_state(self, key: Key) -> None:
+        key.run("first", "d1", keep=EVERY_END)
+        key.finish("first", "d1", settle_later=True)
 
-        settle(store, key, "first", "d1", state=State.DISCARDED)
+        key.settle("first", "d1", state=State.DISCARDED)
 
-        assert task_of(store, key, "first").state == LETTER_OF[State.DISCARDED]
+        assert key.task("first").state == LETTER_OF[State.DISCARDED]
 
-    def test_settle_leaves_a_done_mark_when_the_message_may_exist_twice(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
+    def test_settle_leaves_a_done_mark_when_the_message_may_exist_twice(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
 
-        settle(store, key, "first", "d1", mark_done=True)
+        key.settle("first", "d1", mark_done=True)
 
-        assert record_of(store, key).tasks == {}
-        assert record_of(store, key).marks == {
-            "first": Mark("done", about(now_of(store) + QUEUE_LEASE))
-        }
+        assert key.record().tasks == {}
+        assert key.record().marks == {"first": Mark("done", about(key.now() + QUEUE_LEASE))}
 
-    def test_settle_leaves_a_done_mark_when_a_second_message_was_seen(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        store.start(key, start("first", "d2"))
-        store.finish(key, finish("first", "d1"))
+    def test_settle_leaves_a_done_mark_when_a_second_message_was_seen(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.start("first", "d2")
+        key.finish("first", "d1")
 
-        settle(store, key, "first", "d1")
+        key.settle("first", "d1")
 
-        assert record_of(store, key).marks == {
-            "first": Mark("done", about(now_of(store) + QUEUE_LEASE))
-        }
+        assert key.record().marks == {"first": Mark("done", about(key.now() + QUEUE_LEASE))}
 
-    def test_settle_leaves_a_done_mark_beside_a_kept_task(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1", keep=SUCCESS)
-        store.finish(key, finish("first", "d1", settle_later=True))
+    def test_settle_leaves_a_done_mark_beside_a_kept_task(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS)
+        key.finish("first", "d1", settle_later=True)
 
-        settle(store, key, "first", "d1", mark_done=True)
+        key.settle("first", "d1", mark_done=True)
 
-        assert list(record_of(store, key).tasks) == ["first"]
-        assert list(record_of(store, key).marks) == ["first"]
+        assert list(key.record().tasks) == ["first"]
+        assert list(key.record().marks) == ["first"]
 
     # -- a message that was rejected ------------------------------------------
 
-    def test_settle_of_a_rejected_message_leaves_no_done_mark(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_settle_of_a_rejected_message_leaves_no_done_mark(self, key: Key) -> None:
         """It comes back from a dead letter exchange, perhaps, and is then to run."""
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", state=State.DISCARDED, settle_later=True))
+        key.run("first", "d1")
+        key.finish("first", "d1", state=State.DISCARDED, settle_later=True)
         # It can be back before the record is settled.
-        assert store.start(key, start("first", "d2")).verdict == "wait"
+        assert key.start("first", "d2").verdict == "wait"
 
-        settle(store, key, "first", "d1", state=State.DISCARDED, mark_done=True, rejected=True)
+        key.settle("first", "d1", state=State.DISCARDED, mark_done=True, rejected=True)
 
-        assert not record_of(store, key)
-        back = store.start(key, start("first", "d2"))
+        assert not key.record()
+        back = key.start("first", "d2")
         assert (back.verdict, back.lost) == ("run", True)
 
     @pytest.mark.parametrize("later", [False, True])
     def test_a_rejected_task_that_is_kept_blocks_calls_and_not_its_own_message(
-        self, store: LockStore, key: str, later: bool
+        self, key: Key, later: bool
     ) -> None:
-        run(store, key, "first", "d1", keep=EVERY_END, window_ms=30 * MINUTE)
+        key.run("first", "d1", keep=EVERY_END, window_ms=30 * MINUTE)
         end = {"state": State.DISCARDED, "rejected": True}
-        reply = store.finish(key, finish("first", "d1", settle_later=later, **end))
+        reply = key.finish("first", "d1", settle_later=later, **end)
         assert reply.settle is later
         if later:
-            settle(store, key, "first", "d1", mark_done=True, **end)
-        assert record_of(store, key).marks == {}
-        held_by = store.acquire(key, claim("second", states=EVERY_END)).holder
+            key.settle("first", "d1", mark_done=True, **end)
+        assert key.record().marks == {}
+        held_by = key.acquire("second", states=EVERY_END).holder
         assert held_by is not None
         assert (held_by.task_id, held_by.state) == ("first", State.DISCARDED)
 
-        assert store.start(key, start("first", "d2")).verdict == "run"
+        assert key.start("first", "d2").verdict == "run"
 
-        assert task_of(store, key, "first").state == LETTER_OF[State.ACTIVE]
-        store.finish(key, finish("first", "d2", settle_later=True))
-        settle(store, key, "first", "d2", mark_done=True)
-        assert store.start(key, start("first", "d3")).verdict == "done"
+        assert key.task("first").state == LETTER_OF[State.ACTIVE]
+        key.finish("first", "d2", settle_later=True)
+        key.settle("first", "d2", mark_done=True)
+        assert key.start("first", "d3").verdict == "done"
 
-    def test_settle_by_another_delivery_changes_nothing(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
-        before = record_of(store, key)
+    def test_settle_by_another_delivery_changes_nothing(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
+        before = key.record()
 
-        settle(store, key, "first", "d2", mark_done=True)
+        key.settle("first", "d2", mark_done=True)
 
-        assert record_of(store, key) == before
+        assert key.record() == before
 
     @pytest.mark.parametrize("state", list(State))
     def test_settle_of_a_task_that_is_not_ending_changes_nothing(
-        self, store: LockStore, key: str, state: State
+        self, key: Key, state: State
     ) -> None:
-        bring_to(store, key, "first", state)
-        before = record_of(store, key)
+        key.bring_to("first", state)
+        before = key.record()
 
-        settle(store, key, "first", "d1", mark_done=True)
+        key.settle("first", "d1", mark_done=True)
 
-        assert record_of(store, key) == before
+        assert key.record() == before
 
-    def test_settle_of_an_unknown_task_leaves_nothing(self, store: LockStore, key: str) -> None:
-        settle(store, key, "first", "d1", mark_done=True)
+    def test_settle_of_an_unknown_task_leaves_nothing(self, key: Key) -> None:
+        key.settle("first", "d1", mark_done=True)
 
-        assert record_of(store, key) == Record()
+        assert key.record() == Record()
 
-    def test_settle_twice_is_as_once(self, store: LockStore, key: str) -> None:
-        run(store, key, "first", "d1")
-        store.finish(key, finish("first", "d1", settle_later=True))
-        settle(store, key, "first", "d1", mark_done=True)
-        before = record_of(store, key)
-        advance(store, MINUTE)
+    def test_settle_twice_is_as_once(self, key: Key) -> None:
+        key.run("first", "d1")
+        key.finish("first", "d1", settle_later=True)
+        key.settle("first", "d1", mark_done=True)
+        before = key.record()
+        key.advance(MINUTE)
 
-        settle(store, key, "first", "d1", mark_done=True)
+        key.settle("first", "d1", mark_done=True)
 
-        assert record_of(store, key) == before
+        assert key.record() == before
 
-    def test_an_ending_task_that_nobody_settles_lapses(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
-        store.start(key, start("first", "d1", lease_ms=RUN_LEASE))
-        store.finish(key, finish("first", "d1", settle_later=True))
-        advance(store, RUN_LEASE)
+    def test_an_ending_task_that_nobody_settles_lapses(self, key: Key) -> None:
+        key.publish("first")
+        key.start("first", "d1", lease_ms=RUN_LEASE)
+        key.finish("first", "d1", settle_later=True)
+        key.advance(RUN_LEASE)
 
-        assert not record_of(store, key)
+        assert not key.record()
 
     def test_a_delivery_that_was_taken_over_does_not_end_the_retry_of_the_other(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
         """After the retry no delivery is recorded, but the token tells whose start it was."""
-        old = run(store, key, "first", "d1").token
-        advance(store, RUN_LEASE)
-        new = store.start(key, start("first", "d2")).token
-        retry(store, key, "first", "d2")
+        old = key.run("first", "d1").token
+        key.advance(RUN_LEASE)
+        new = key.start("first", "d2").token
+        key.retry("first", "d2")
 
-        late = store.finish(key, finish("first", "d1", token=old))
+        late = key.finish("first", "d1", token=old)
 
         assert late == Finished("not_yours")
-        assert store.acquire(key, claim("second")).outcome == "duplicate"
+        assert key.acquire("second").outcome == "duplicate"
         # Its own delivery may, though it let go of it: a retry whose body then ends all the same.
-        assert store.finish(key, finish("first", "d2", token=new)).verdict == "ended"
+        assert key.finish("first", "d2", token=new).verdict == "ended"

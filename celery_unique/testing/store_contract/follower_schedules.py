@@ -6,21 +6,11 @@ is lost if no worker completes or runs it; a canvas then hangs.
 
 from __future__ import annotations
 
-from celery_unique.stores.base import LockStore, Orphan
+from celery_unique.stores.base import Orphan
 from celery_unique.testing.store_contract.factories import (
-    QUEUE_LEASE,
     RUN_LEASE,
     SUCCESS,
-    advance,
-    claim,
-    confirm,
-    finish,
-    publish,
-    record_of,
-    run,
-    running,
-    settle,
-    start,
+    Key,
 )
 from celery_unique.testing.store_contract.followers import (
     follow,
@@ -32,239 +22,219 @@ from celery_unique.testing.store_contract.followers import (
 )
 
 
-def found_due(store: LockStore, key: str, reaper: str = "worker") -> list[str]:
+def found_due(key: Key, reaper: str = "worker") -> list[str]:
     """What any worker finds that looks after followers."""
-    return orphans(store, key, reaper) if key in store.due() else []
+    return orphans(key, reaper) if key.text in key.store.due() else []
 
 
-def abandoned(store: LockStore, key: str) -> None:
+def abandoned(key: Key) -> None:
     """The holder's worker died, acknowledged early; two calls follow it."""
-    publish(store, key, "h")
-    joined(store, key, "f", "g")
-    store.start(key, start("h", lease_ms=RUN_LEASE))
-    advance(store, RUN_LEASE)
+    key.publish("h")
+    joined(key, "f", "g")
+    key.start("h", lease_ms=RUN_LEASE)
+    key.advance(RUN_LEASE)
 
 
 class FollowerScheduleContract:
     # -- the holder ends -------------------------------------------------------------
 
-    def test_followers_survive_a_worker_that_dies_before_it_completed_them(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "h")
-        joined(store, key, "f")
-        store.finish(key, finish("h"))
+    def test_followers_survive_a_worker_that_dies_before_it_completed_them(self, key: Key) -> None:
+        key.run("h")
+        joined(key, "f")
+        key.finish("h")
         # The worker dies here: the result may be stored or not.
-        advance(store, RUN_LEASE)
+        key.advance(RUN_LEASE)
 
-        assert found_due(store, key) == ["f"]
+        assert found_due(key) == ["f"]
 
-    def test_followers_survive_a_worker_that_dies_while_it_completes_them(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_followers_survive_a_worker_that_dies_while_it_completes_them(self, key: Key) -> None:
         """Removed before they are told: the second one is lost."""
-        run(store, key, "h")
-        joined(store, key, "f", "g")
-        store.finish(key, finish("h"))
-        assert follow(store, key, "h") == ["f", "g"]
-        store.complete_follower(key, "f")
+        key.run("h")
+        joined(key, "f", "g")
+        key.finish("h")
+        assert follow(key, "h") == ["f", "g"]
+        key.complete_follower("f")
         # The worker dies here.
-        advance(store, RUN_LEASE)
+        key.advance(RUN_LEASE)
 
-        assert found_due(store, key) == ["g"]
+        assert found_due(key) == ["g"]
 
     def test_nobody_else_completes_followers_while_the_worker_lives_that_does(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
         """Else their chords are counted twice."""
-        run(store, key, "h")
-        joined(store, key, "f")
+        key.run("h")
+        joined(key, "f")
 
-        store.finish(key, finish("h"))
+        key.finish("h")
 
-        assert (store.due(), orphans(store, key, "another")) == ([], [])
+        assert (key.store.due(), orphans(key, "another")) == ([], [])
 
-    def test_a_follower_that_joined_at_the_last_moment_is_found(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_a_follower_that_joined_at_the_last_moment_is_found(self, key: Key) -> None:
         """Between the worker's last look and its settle."""
-        run(store, key, "h")
-        joined(store, key, "f")
-        store.finish(key, finish("h"))
-        for follower_id in follow(store, key, "h"):
-            store.complete_follower(key, follower_id)
-        assert join(store, key, "late", states="pswrtc").outcome == "joined"
+        key.run("h")
+        joined(key, "f")
+        key.finish("h")
+        for follower_id in follow(key, "h"):
+            key.complete_follower(follower_id)
+        assert join(key, "late", states="pswrtc").outcome == "joined"
 
-        settle(store, key, "h")
+        key.settle("h")
 
-        assert found_due(store, key) == ["late"]
+        assert found_due(key) == ["late"]
 
     # -- the holder goes away ----------------------------------------------------------
 
-    def test_followers_of_a_worker_that_died_are_found_within_the_run_lease(
-        self, store: LockStore, key: str
-    ) -> None:
-        abandoned(store, key)
+    def test_followers_of_a_worker_that_died_are_found_within_the_run_lease(self, key: Key) -> None:
+        abandoned(key)
 
-        assert found_due(store, key) == ["f", "g"]
+        assert found_due(key) == ["f", "g"]
 
-    def test_followers_of_a_call_that_could_not_publish_are_found_at_once(
-        self, store: LockStore, key: str
-    ) -> None:
-        store.acquire(key, claim("h"))
-        joined(store, key, "f")
+    def test_followers_of_a_call_that_could_not_publish_are_found_at_once(self, key: Key) -> None:
+        key.acquire("h")
+        joined(key, "f")
 
-        store.give_back(key, "h", QUEUE_LEASE)
+        key.give_back("h")
 
-        assert found_due(store, key) == ["f"]
+        assert found_due(key) == ["f"]
 
-    def test_followers_of_a_superseded_task_are_not_lost(self, store: LockStore, key: str) -> None:
-        publish(store, key, "h")
-        joined(store, key, "f")
-        store.acquire(key, claim("new", on_conflict="replace"))
+    def test_followers_of_a_superseded_task_are_not_lost(self, key: Key) -> None:
+        key.publish("h")
+        joined(key, "f")
+        key.acquire("new", on_conflict="replace")
 
-        confirm(store, key, "new")
+        key.confirm("new")
 
-        assert [i for i, _ in store.followers(key)] == ["f"]
+        assert [i for i, _ in key.followers()] == ["f"]
 
-    def test_a_look_that_comes_too_early_takes_nobody(self, store: LockStore, key: str) -> None:
+    def test_a_look_that_comes_too_early_takes_nobody(self, key: Key) -> None:
         """The holder is renewed: its followers would be run beside it."""
-        publish(store, key, "h")
-        joined(store, key, "f")
-        store.start(key, start("h", lease_ms=RUN_LEASE))
-        advance(store, RUN_LEASE // 5)
-        store.renew([running(key, "h", lease_ms=RUN_LEASE)])
-        advance(store, RUN_LEASE * 4 // 5)
-        assert store.due() == [key]
+        key.publish("h")
+        joined(key, "f")
+        key.start("h", lease_ms=RUN_LEASE)
+        key.advance(RUN_LEASE // 5)
+        key.store.renew([key.running("h", lease_ms=RUN_LEASE)])
+        key.advance(RUN_LEASE * 4 // 5)
+        assert key.store.due() == [key.text]
 
-        assert orphans(store, key) == []
+        assert orphans(key) == []
 
-    def test_two_reapers_do_not_complete_the_same_followers(
-        self, store: LockStore, key: str
-    ) -> None:
-        abandoned(store, key)
+    def test_two_reapers_do_not_complete_the_same_followers(self, key: Key) -> None:
+        abandoned(key)
 
-        first, second = orphans(store, key, "first"), orphans(store, key, "second")
+        first, second = orphans(key, "first"), orphans(key, "second")
 
         assert (first, second) == (["f", "g"], [])
 
     # -- promotion ------------------------------------------------------------------------
 
-    def test_a_reaper_that_dies_before_it_published_loses_nobody(
-        self, store: LockStore, key: str
-    ) -> None:
-        abandoned(store, key)
-        reap(store, key, "first")
-        assert promote(store, key, "f", "first") == "publish"
+    def test_a_reaper_that_dies_before_it_published_loses_nobody(self, key: Key) -> None:
+        abandoned(key)
+        reap(key, "first")
+        assert promote(key, "f", "first") == "publish"
         # The reaper dies here; its claim lapses, and so does the grace.
-        advance(store, RUN_LEASE)
+        key.advance(RUN_LEASE)
 
-        assert reap(store, key, "second") == [
+        assert reap(key, "second") == [
             Orphan("f", "f", "message of f", promoted=True),
             Orphan("g", "f", "message of g"),
         ]
-        assert promote(store, key, "f", "second") == "publish"
+        assert promote(key, "f", "second") == "publish"
 
-    def test_a_follower_that_two_reapers_published_runs_once(
-        self, store: LockStore, key: str
-    ) -> None:
-        abandoned(store, key)
-        reap(store, key, "first")
-        promote(store, key, "f", "first")
+    def test_a_follower_that_two_reapers_published_runs_once(self, key: Key) -> None:
+        abandoned(key)
+        reap(key, "first")
+        promote(key, "f", "first")
         # The reaper publishes, and dies before it confirms.
-        advance(store, RUN_LEASE)
-        reap(store, key, "second")
-        promote(store, key, "f", "second")
+        key.advance(RUN_LEASE)
+        reap(key, "second")
+        promote(key, "f", "second")
         # The second one publishes it too. Its message runs to its end, then the other arrives.
-        confirm(store, key, "f")
-        assert store.start(key, start("f", "d2")).verdict == "run"
-        store.finish(key, finish("f", "d2"))
-        settle(store, key, "f", "d2")
+        key.confirm("f")
+        assert key.start("f", "d2").verdict == "run"
+        key.finish("f", "d2")
+        key.settle("f", "d2")
 
-        assert store.start(key, start("f", "d3")).verdict == "done"
+        assert key.start("f", "d3").verdict == "done"
 
-    def test_a_follower_is_not_run_beside_a_new_holder(self, store: LockStore, key: str) -> None:
-        abandoned(store, key)
-        run(store, key, "new", "d2")
-        reap(store, key)
+    def test_a_follower_is_not_run_beside_a_new_holder(self, key: Key) -> None:
+        abandoned(key)
+        key.run("new", "d2")
+        reap(key)
 
-        assert promote(store, key, "f") == "follows"
+        assert promote(key, "f") == "follows"
 
-        assert list(record_of(store, key).tasks) == ["new"]
-        assert follow(store, key, "new") == ["f", "g"]
+        assert list(key.record().tasks) == ["new"]
+        assert follow(key, "new") == ["f", "g"]
 
-    def test_a_second_promotion_looks_for_a_live_task_again(
-        self, store: LockStore, key: str
-    ) -> None:
-        abandoned(store, key)
-        reap(store, key, "first")
-        promote(store, key, "f", "first")
-        advance(store, RUN_LEASE)
-        run(store, key, "new", "d2")
-        reap(store, key, "second")
+    def test_a_second_promotion_looks_for_a_live_task_again(self, key: Key) -> None:
+        abandoned(key)
+        reap(key, "first")
+        promote(key, "f", "first")
+        key.advance(RUN_LEASE)
+        key.run("new", "d2")
+        reap(key, "second")
 
-        assert promote(store, key, "f", "second") == "follows"
+        assert promote(key, "f", "second") == "follows"
 
-        assert list(record_of(store, key).tasks) == ["new"]
+        assert list(key.record().tasks) == ["new"]
 
-    def test_a_follower_that_waits_again_does_not_run_too(self, store: LockStore, key: str) -> None:
-        abandoned(store, key)
-        reap(store, key, "first")
-        promote(store, key, "f", "first")
+    def test_a_follower_that_waits_again_does_not_run_too(self, key: Key) -> None:
+        abandoned(key)
+        reap(key, "first")
+        promote(key, "f", "first")
         # The reaper publishes, and dies before it confirms; the message is slow.
-        advance(store, RUN_LEASE)
-        publish(store, key, "new")
-        reap(store, key, "second")
-        promote(store, key, "f", "second")
+        key.advance(RUN_LEASE)
+        key.publish("new")
+        reap(key, "second")
+        promote(key, "f", "second")
 
-        assert store.start(key, start("f", "d2")).verdict == "done"
+        assert key.start("f", "d2").verdict == "done"
 
-    def test_a_follower_that_waited_again_runs_when_it_is_promoted_again(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_a_follower_that_waited_again_runs_when_it_is_promoted_again(self, key: Key) -> None:
         """Else its message is dropped at the gate, and it is lost."""
-        abandoned(store, key)
-        reap(store, key, "first")
-        promote(store, key, "f", "first")
-        advance(store, RUN_LEASE)
-        publish(store, key, "new")
-        reap(store, key, "second")
-        promote(store, key, "f", "second")
-        store.cancel(key, "new", QUEUE_LEASE)
-        reap(store, key, "second")
+        abandoned(key)
+        reap(key, "first")
+        promote(key, "f", "first")
+        key.advance(RUN_LEASE)
+        key.publish("new")
+        reap(key, "second")
+        promote(key, "f", "second")
+        key.cancel("new")
+        reap(key, "second")
 
-        assert promote(store, key, "f", "second") == "publish"
-        assert store.start(key, start("f", "d2")).verdict == "run"
+        assert promote(key, "f", "second") == "publish"
+        assert key.start("f", "d2").verdict == "run"
 
     def test_a_follower_whose_own_publish_failed_before_runs_when_it_is_promoted(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        store.acquire(key, claim("f"))
-        store.give_back(key, "f", QUEUE_LEASE)  # marked withdrawn; then the caller tries again
-        publish(store, key, "h")
-        joined(store, key, "f")
-        store.cancel(key, "h", QUEUE_LEASE)
-        reap(store, key)
+        key.acquire("f")
+        key.give_back("f")  # marked withdrawn; then the caller tries again
+        key.publish("h")
+        joined(key, "f")
+        key.cancel("h")
+        reap(key)
 
-        assert promote(store, key, "f") == "publish"
-        assert store.start(key, start("f", "d2")).verdict == "run"
+        assert promote(key, "f") == "publish"
+        assert key.start("f", "d2").verdict == "run"
 
     # -- never both --------------------------------------------------------------------------
 
-    def test_a_follower_that_runs_is_not_completed_too(self, store: LockStore, key: str) -> None:
+    def test_a_follower_that_runs_is_not_completed_too(self, key: Key) -> None:
         """A message of its own has turned up (its done mark lapsed, or somebody resent it)."""
-        run(store, key, "h", states=SUCCESS)
-        joined(store, key, "f")
+        key.run("h", states=SUCCESS)
+        joined(key, "f")
 
-        assert store.start(key, start("f", "d2")).verdict == "run"
+        assert key.start("f", "d2").verdict == "run"
 
-        assert store.finish(key, finish("h")).followers is False
-        assert store.followers(key) == []
+        assert key.finish("h").followers is False
+        assert key.followers() == []
 
-    def test_nobody_gets_the_result_of_other_work(self, store: LockStore, key: str) -> None:
+    def test_nobody_gets_the_result_of_other_work(self, key: Key) -> None:
         """The same idempotency key with other arguments."""
-        publish(store, key, "h", arguments="one")
+        key.publish("h", arguments="one")
 
-        join(store, key, "f", arguments="two")
+        join(key, "f", arguments="two")
 
-        assert store.followers(key) == []
+        assert key.followers() == []

@@ -8,69 +8,66 @@ from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
     QUEUE_LEASE,
+    Key,
     about,
     advance,
-    bring_to,
     claim,
     fresh_key,
-    now_of,
     publish,
     record_of,
-    run,
-    start,
 )
 
 
 class ReadContract:
     # -- read ---------------------------------------------------------------
 
-    def test_read_of_a_free_key_is_an_empty_record(self, store: LockStore, key: str) -> None:
-        before = now_of(store)
+    def test_read_of_a_free_key_is_an_empty_record(self, key: Key) -> None:
+        before = key.now()
 
-        assert store.read(key) == (Record(), about(before))
+        assert key.store.read(key.text) == (Record(), about(before))
 
-    def test_read_tells_the_stores_clock(self, store: LockStore, key: str) -> None:
-        _, before = store.read(key)
-        advance(store, 7 * MINUTE)
+    def test_read_tells_the_stores_clock(self, key: Key) -> None:
+        _, before = key.store.read(key.text)
+        key.advance(7 * MINUTE)
 
-        _, after = store.read(key)
+        _, after = key.store.read(key.text)
 
         assert after == about(before + 7 * MINUTE)
 
-    def test_read_leaves_out_what_has_lapsed(self, store: LockStore, key: str) -> None:
-        store.acquire(key, claim("first"))
-        publish(store, key, "second", states="")
-        store.cancel(key, "third", MINUTE)
-        store.cancel(key, "fourth", QUEUE_LEASE)
-        advance(store, GRACE)
+    def test_read_leaves_out_what_has_lapsed(self, key: Key) -> None:
+        key.acquire("first")
+        key.publish("second", states="")
+        key.cancel("third", MINUTE)
+        key.cancel("fourth")
+        key.advance(GRACE)
 
-        record = record_of(store, key)
+        record = key.record()
 
         assert list(record.tasks) == ["second"]
         assert list(record.marks) == ["fourth"]
 
-    def test_read_changes_nothing(self, store: LockStore, key: str) -> None:
-        bring_to(store, key, "first", State.ACTIVE)
+    def test_read_changes_nothing(self, key: Key) -> None:
+        key.bring_to("first", State.ACTIVE)
 
-        assert record_of(store, key) == record_of(store, key)
+        assert key.record() == key.record()
 
-    def test_what_read_returned_is_the_readers_own(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
-        mine = record_of(store, key)
+    def test_what_read_returned_is_the_readers_own(self, key: Key) -> None:
+        key.publish("first")
+        mine = key.record()
 
         mine.tasks["first"].state = "x"
         mine.tasks.clear()
 
-        assert record_of(store, key).tasks["first"].state == "w"
+        assert key.record().tasks["first"].state == "w"
 
-    def test_read_returns_text_as_it_was_given(self, store: LockStore, key: str) -> None:
+    def test_read_returns_text_as_it_was_given(self, key: Key) -> None:
         task_id, delivery, arguments = 'ta"sk\\{}:\n\u00e9', "d\u4e2d|,;'%s", "\U0001f511\t\x01"
 
-        created = store.acquire(key, claim(task_id, arguments=arguments))
-        started = store.start(key, start(task_id, delivery))
+        created = key.acquire(task_id, arguments=arguments)
+        started = key.start(task_id, delivery)
 
-        now = now_of(store)
-        assert record_of(store, key) == Record(
+        now = key.now()
+        assert key.record() == Record(
             token=started.token,
             tasks={
                 task_id: TaskEntry(
@@ -86,10 +83,10 @@ class ReadContract:
             },
         )
 
-    def test_a_token_is_read_exactly_as_it_was_given(self, store: LockStore, key: str) -> None:
-        started = run(store, key, "first")
+    def test_a_token_is_read_exactly_as_it_was_given(self, key: Key) -> None:
+        started = key.run("first")
 
-        record = record_of(store, key)
+        record = key.record()
 
         assert (record.token, record.tasks["first"].token) == (started.token, started.token)
 
@@ -104,37 +101,37 @@ class ReadContract:
 
         assert walked == {one: record_of(store, one) for one in keys}
 
-    def test_walk_leaves_out_keys_whose_record_has_lapsed(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
-        store.acquire(fresh_key(), claim("second"))
-        advance(store, GRACE)
+    def test_walk_leaves_out_keys_whose_record_has_lapsed(self, key: Key) -> None:
+        key.publish("first")
+        key.store.acquire(fresh_key(), claim("second"))
+        key.advance(GRACE)
 
-        walked = dict(store.walk())
+        walked = dict(key.store.walk())
 
-        assert walked == {key: record_of(store, key)}
+        assert walked == {key.text: key.record()}
 
-    def test_walk_yields_a_key_that_has_only_a_mark(self, store: LockStore, key: str) -> None:
-        store.cancel(key, "first", QUEUE_LEASE)
+    def test_walk_yields_a_key_that_has_only_a_mark(self, key: Key) -> None:
+        key.cancel("first")
 
-        walked = dict(store.walk())
+        walked = dict(key.store.walk())
 
-        until = about(now_of(store) + QUEUE_LEASE)
-        assert walked == {key: Record(marks={"first": Mark("revoked", until)})}
+        until = about(key.now() + QUEUE_LEASE)
+        assert walked == {key.text: Record(marks={"first": Mark("revoked", until)})}
 
     def test_walk_of_an_empty_store_yields_nothing(self, store: LockStore) -> None:
         assert list(store.walk()) == []
 
     # -- sweep --------------------------------------------------------------
 
-    def test_sweep_leaves_what_has_not_lapsed(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
-        store.acquire(fresh_key(), claim("second"))
-        advance(store, GRACE)
-        before = record_of(store, key)
+    def test_sweep_leaves_what_has_not_lapsed(self, key: Key) -> None:
+        key.publish("first")
+        key.store.acquire(fresh_key(), claim("second"))
+        key.advance(GRACE)
+        before = key.record()
 
-        store.sweep()
+        key.store.sweep()
 
-        assert record_of(store, key) == before
+        assert key.record() == before
 
     def test_sweep_counts_what_it_deleted_and_finds_nothing_the_second_time(
         self, store: LockStore
@@ -163,25 +160,23 @@ class ReadContract:
 
         assert [record_of(store, one).tasks["first"].state for one in keys] == ["w"] * 20
 
-    def test_a_closed_store_connects_again_when_it_is_used_again(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        store.close()
+    def test_a_closed_store_connects_again_when_it_is_used_again(self, key: Key) -> None:
+        key.publish("first")
+        key.store.close()
 
-        assert store.acquire(key, claim("second")).outcome == "duplicate"
+        assert key.acquire("second").outcome == "duplicate"
 
     def test_close_twice_does_no_harm(self, store: LockStore) -> None:
         store.close()
         store.close()
 
-    def test_close_does_not_lose_a_one_way_act(self, store: LockStore, key: str) -> None:
-        store.acquire(key, claim("first"))
-        store.confirm(key, "first", QUEUE_LEASE)
+    def test_close_does_not_lose_a_one_way_act(self, key: Key) -> None:
+        key.acquire("first")
+        key.store.confirm(key.text, "first", QUEUE_LEASE)
 
-        store.close()
+        key.store.close()
 
-        assert record_of(store, key).tasks["first"].state == "w"
+        assert key.record().tasks["first"].state == "w"
 
     def test_the_guarantee_is_one_of_the_two_words(self, store: LockStore) -> None:
         assert store.guarantee in ("strong", "best-effort")

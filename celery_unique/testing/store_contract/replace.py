@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_unique.stores.base import Acquired, LockStore, Started
+from celery_unique.stores.base import Acquired, Started
 from celery_unique.stores.record import LETTER_OF, Mark, State, TaskEntry
 from celery_unique.testing.store_contract.factories import (
     EVERY_STATE,
@@ -14,19 +14,8 @@ from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
     RUN_LEASE,
+    Key,
     about,
-    advance,
-    bring_to,
-    claim,
-    confirm,
-    finish,
-    held,
-    publish,
-    record_of,
-    retry,
-    run,
-    start,
-    task_of,
 )
 
 REPLACING = ["replace", "replace_except_schedule"]
@@ -34,27 +23,27 @@ NOT_STARTED = [State.PENDING, State.SCHEDULED, State.AVAILABLE, State.RETRYABLE]
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 
 
-def stand_in(store: LockStore, key: str, task_id: str, **fields: object) -> Acquired:
+def stand_in(key: Key, task_id: str, **fields: object) -> Acquired:
     """A call that replaces what waits; its message is not out yet."""
-    reply = store.acquire(key, claim(task_id, **{"on_conflict": "replace", **fields}))
+    reply = key.acquire(task_id, **{"on_conflict": "replace", **fields})
     assert reply.outcome == "created"
     return reply
 
 
-def succeed(store: LockStore, key: str, task_id: str, **fields: object) -> Acquired:
+def succeed(key: Key, task_id: str, **fields: object) -> Acquired:
     """A call that is to run after what runs; its message is not out yet."""
-    reply = store.acquire(key, claim(task_id, **{"on_conflict": "rerun", **fields}))
+    reply = key.acquire(task_id, **{"on_conflict": "rerun", **fields})
     assert reply.outcome == "created"
     return reply
 
 
-def forget(store: LockStore, key: str, task_id: str) -> None:
-    store.forget(key, task_id)
-    store.flush()
+def forget(key: Key, task_id: str) -> None:
+    key.forget(task_id)
+    key.store.flush()
 
 
-def marks_of(store: LockStore, key: str) -> dict[str, tuple[str, str]]:
-    return {i: (mark.kind, mark.by) for i, mark in record_of(store, key).marks.items()}
+def marks_of(key: Key) -> dict[str, tuple[str, str]]:
+    return {i: (mark.kind, mark.by) for i, mark in key.record().marks.items()}
 
 
 class ReplaceContract:
@@ -63,16 +52,16 @@ class ReplaceContract:
     @pytest.mark.parametrize("on_conflict", REPLACING)
     @pytest.mark.parametrize("state", NOT_STARTED)
     def test_a_call_that_replaces_puts_a_holder_that_has_not_started_into_limbo(
-        self, store: LockStore, key: str, state: State, on_conflict: str
+        self, key: Key, state: State, on_conflict: str
     ) -> None:
-        bring_to(store, key, "first", state)
-        before = task_of(store, key, "first")
+        key.bring_to("first", state)
+        before = key.task("first")
 
-        reply = store.acquire(key, claim("second", on_conflict=on_conflict))
+        reply = key.acquire("second", on_conflict=on_conflict)
 
         kept = before.eta if on_conflict == "replace_except_schedule" else 0
         assert reply == Acquired("created", None, reply.now, ("first",), "", kept)
-        assert record_of(store, key).tasks == {
+        assert key.record().tasks == {
             "first": replace(before, by="second"),
             "second": TaskEntry(
                 "p",
@@ -86,104 +75,96 @@ class ReplaceContract:
 
     @pytest.mark.parametrize("on_conflict", REPLACING)
     def test_a_call_that_replaces_is_rejected_by_an_active_holder(
-        self, store: LockStore, key: str, on_conflict: str
+        self, key: Key, on_conflict: str
     ) -> None:
-        run(store, key, "first")
-        before = task_of(store, key, "first")
+        key.run("first")
+        before = key.task("first")
 
-        reply = store.acquire(key, claim("second", on_conflict=on_conflict))
+        reply = key.acquire("second", on_conflict=on_conflict)
 
         assert reply.outcome == "rejected"
         assert reply.holder is not None
         assert (reply.holder.task_id, reply.holder.state) == ("first", State.ACTIVE)
-        assert record_of(store, key).tasks == {
+        assert key.record().tasks == {
             "first": replace(before, duplicates=1, last_duplicate_at=reply.now)
         }
 
     @pytest.mark.parametrize("on_conflict", REPLACING)
     @pytest.mark.parametrize("state", FINAL)
     def test_a_call_that_replaces_is_admitted_beside_an_ended_holder(
-        self, store: LockStore, key: str, state: State, on_conflict: str
+        self, key: Key, state: State, on_conflict: str
     ) -> None:
-        bring_to(store, key, "first", state)
-        before = task_of(store, key, "first")
+        key.bring_to("first", state)
+        before = key.task("first")
 
-        reply = store.acquire(key, claim("second", states=EVERY_STATE, on_conflict=on_conflict))
+        reply = key.acquire("second", states=EVERY_STATE, on_conflict=on_conflict)
 
         assert reply == Acquired("created", None, reply.now)
-        assert task_of(store, key, "first") == before
+        assert key.task("first") == before
 
-    def test_one_active_holder_among_others_rejects_and_nothing_is_replaced(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "runs", states="")
-        publish(store, key, "waits", states="")
-        before = task_of(store, key, "waits")
+    def test_one_active_holder_among_others_rejects_and_nothing_is_replaced(self, key: Key) -> None:
+        key.run("runs", states="")
+        key.publish("waits", states="")
+        before = key.task("waits")
 
-        reply = store.acquire(key, claim("new", on_conflict="replace"))
+        reply = key.acquire("new", on_conflict="replace")
 
         assert reply.outcome == "rejected"
         assert reply.holder is not None
         assert reply.holder.task_id == "runs"
-        assert task_of(store, key, "waits") == before
+        assert key.task("waits") == before
 
-    def test_every_holder_that_waits_is_replaced_and_named(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_every_holder_that_waits_is_replaced_and_named(self, key: Key) -> None:
         for task_id in ("b", "a", "c"):
-            publish(store, key, task_id, states="")
-            advance(store, MINUTE)
+            key.publish(task_id, states="")
+            key.advance(MINUTE)
 
-        reply = stand_in(store, key, "new")
+        reply = stand_in(key, "new")
 
         assert reply.replaced == ("a", "b", "c")
 
-    def test_what_the_call_does_not_count_is_not_replaced(self, store: LockStore, key: str) -> None:
-        publish(store, key, "scheduled", delay_ms=10 * MINUTE)
+    def test_what_the_call_does_not_count_is_not_replaced(self, key: Key) -> None:
+        key.publish("scheduled", delay_ms=10 * MINUTE)
 
-        reply = stand_in(store, key, "new", states=LETTER_OF[State.AVAILABLE])
-
-        assert reply.replaced == ()
-        assert task_of(store, key, "scheduled").by == ""
-
-    def test_a_holder_outside_the_calls_window_is_not_replaced(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "old")
-        advance(store, 10 * MINUTE)
-
-        reply = stand_in(store, key, "new", window_ms=5 * MINUTE)
+        reply = stand_in(key, "new", states=LETTER_OF[State.AVAILABLE])
 
         assert reply.replaced == ()
-        assert task_of(store, key, "old").by == ""
+        assert key.task("scheduled").by == ""
 
-    def test_a_released_holder_is_not_replaced(self, store: LockStore, key: str) -> None:
-        publish(store, key, "old")
-        store.release(key)
+    def test_a_holder_outside_the_calls_window_is_not_replaced(self, key: Key) -> None:
+        key.publish("old")
+        key.advance(10 * MINUTE)
 
-        assert stand_in(store, key, "new").replaced == ()
+        reply = stand_in(key, "new", window_ms=5 * MINUTE)
+
+        assert reply.replaced == ()
+        assert key.task("old").by == ""
+
+    def test_a_released_holder_is_not_replaced(self, key: Key) -> None:
+        key.publish("old")
+        key.release()
+
+        assert stand_in(key, "new").replaced == ()
 
     @pytest.mark.parametrize("on_conflict", REPLACING)
     def test_a_call_with_the_id_of_the_task_it_would_replace_is_rejected(
-        self, store: LockStore, key: str, on_conflict: str
+        self, key: Key, on_conflict: str
     ) -> None:
-        publish(store, key, "first")
+        key.publish("first")
 
-        reply = store.acquire(key, claim("first", on_conflict=on_conflict))
+        reply = key.acquire("first", on_conflict=on_conflict)
 
         assert reply.outcome == "rejected"
-        assert task_of(store, key, "first").by == ""
+        assert key.task("first").by == ""
 
     # -- limbo ----------------------------------------------------------------
 
-    def test_a_task_in_limbo_blocks_nobody_and_waits_at_the_gate(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
+    def test_a_task_in_limbo_blocks_nobody_and_waits_at_the_gate(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
 
-        asked = store.acquire(key, claim("third"))
-        gate = store.start(key, start("first"))
+        asked = key.acquire("third")
+        gate = key.start("first")
 
         assert asked.holder is not None
         assert asked.holder.task_id == "second"
@@ -191,381 +172,335 @@ class ReplaceContract:
 
     @pytest.mark.parametrize("how", ["confirm", "start", "renew"])
     def test_the_replacement_is_published_and_what_it_stands_in_for_is_over(
-        self, store: LockStore, key: str, how: str
+        self, key: Key, how: str
     ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
+        key.publish("first")
+        stand_in(key, "second")
 
         if how == "confirm":
-            confirm(store, key, "second")
+            key.confirm("second")
         elif how == "start":
-            store.start(key, start("second", mark_ms=QUEUE_LEASE))
+            key.start("second", mark_ms=QUEUE_LEASE)
         else:
-            store.renew([held(key, "second")])
+            key.store.renew([key.held("second")])
 
-        record = record_of(store, key)
+        record = key.record()
         assert list(record.tasks) == ["second"]
         assert record.marks == {
-            "first": Mark("superseded", about(store.read(key)[1] + QUEUE_LEASE), "second")
+            "first": Mark("superseded", about(key.store.read(key.text)[1] + QUEUE_LEASE), "second")
         }
-        assert store.start(key, start("first", "d2")) == Started(
-            "superseded", mark="superseded", by="second"
-        )
+        assert key.start("first", "d2") == Started("superseded", mark="superseded", by="second")
 
-    def test_the_mark_of_a_superseded_task_outlives_its_message(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_the_mark_of_a_superseded_task_outlives_its_message(self, key: Key) -> None:
         """A message with an ETA far ahead is reached long after a queue lease."""
-        publish(store, key, "first", delay_ms=30 * QUEUE_LEASE)
-        stand_in(store, key, "second")
-        confirm(store, key, "second")
-        advance(store, 30 * QUEUE_LEASE)
+        key.publish("first", delay_ms=30 * QUEUE_LEASE)
+        stand_in(key, "second")
+        key.confirm("second")
+        key.advance(30 * QUEUE_LEASE)
 
-        gate = store.start(key, start("first"))
+        gate = key.start("first")
 
         assert gate == Started("superseded", mark="superseded", by="second")
 
-    def test_a_worker_that_holds_a_superseded_message_keeps_its_mark(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
-        confirm(store, key, "second")
-        advance(store, QUEUE_LEASE - MINUTE)
+    def test_a_worker_that_holds_a_superseded_message_keeps_its_mark(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
+        key.confirm("second")
+        key.advance(QUEUE_LEASE - MINUTE)
 
-        assert store.renew([held(key, "first")]) == [True]
+        assert key.store.renew([key.held("first")]) == [True]
 
-        advance(store, QUEUE_LEASE - MINUTE)
-        assert store.start(key, start("first")).verdict == "superseded"
+        key.advance(QUEUE_LEASE - MINUTE)
+        assert key.start("first").verdict == "superseded"
 
-    def test_the_mark_is_forgotten_when_its_message_was_reached(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
-        confirm(store, key, "second")
+    def test_the_mark_is_forgotten_when_its_message_was_reached(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
+        key.confirm("second")
 
-        forget(store, key, "first")
+        forget(key, "first")
 
-        assert marks_of(store, key) == {}
-        assert list(record_of(store, key).tasks) == ["second"]
+        assert marks_of(key) == {}
+        assert list(key.record().tasks) == ["second"]
 
-    def test_forget_leaves_tasks_alone(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
-        before = record_of(store, key)
+    def test_forget_leaves_tasks_alone(self, key: Key) -> None:
+        key.publish("first")
+        before = key.record()
 
-        forget(store, key, "first")
-        forget(store, key, "nobody")
+        forget(key, "first")
+        forget(key, "nobody")
 
-        assert record_of(store, key) == before
+        assert key.record() == before
 
-    def test_a_publish_that_fails_brings_the_replaced_task_back(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        before = task_of(store, key, "first")
-        stand_in(store, key, "second")
+    def test_a_publish_that_fails_brings_the_replaced_task_back(self, key: Key) -> None:
+        key.publish("first")
+        before = key.task("first")
+        stand_in(key, "second")
 
-        assert store.give_back(key, "second", QUEUE_LEASE) is True
+        assert key.give_back("second") is True
 
-        record = record_of(store, key)
+        record = key.record()
         assert record.tasks == {"first": replace(before, lease=about(before.lease))}
-        assert marks_of(store, key) == {"second": ("withdrawn", "")}
-        assert store.start(key, start("first")).verdict == "run"
-        assert store.start(key, start("second", "d2")).verdict == "superseded"
+        assert marks_of(key) == {"second": ("withdrawn", "")}
+        assert key.start("first").verdict == "run"
+        assert key.start("second", "d2").verdict == "superseded"
 
-    def test_a_task_that_is_brought_back_has_a_fresh_lease(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        advance(store, QUEUE_LEASE - MINUTE)
-        stand_in(store, key, "second")
+    def test_a_task_that_is_brought_back_has_a_fresh_lease(self, key: Key) -> None:
+        key.publish("first")
+        key.advance(QUEUE_LEASE - MINUTE)
+        stand_in(key, "second")
 
-        store.give_back(key, "second", QUEUE_LEASE)
+        key.give_back("second")
 
-        assert task_of(store, key, "first").lease == about(store.read(key)[1] + QUEUE_LEASE)
+        assert key.task("first").lease == about(key.store.read(key.text)[1] + QUEUE_LEASE)
 
-    def test_a_replacement_whose_publisher_died_gives_way_after_its_grace(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
-        advance(store, GRACE)
+    def test_a_replacement_whose_publisher_died_gives_way_after_its_grace(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
+        key.advance(GRACE)
 
-        assert store.acquire(key, claim("third")).outcome == "duplicate"
-        assert store.start(key, start("first")).verdict == "run"
+        assert key.acquire("third").outcome == "duplicate"
+        assert key.start("first").verdict == "run"
 
-    def test_a_replacement_that_is_revoked_brings_the_replaced_task_back(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
+    def test_a_replacement_that_is_revoked_brings_the_replaced_task_back(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
 
-        assert store.cancel(key, "second", QUEUE_LEASE) == "cancelled"
+        assert key.cancel("second") == "cancelled"
 
-        assert store.start(key, start("first")).verdict == "run"
+        assert key.start("first").verdict == "run"
 
-    def test_revoking_a_task_in_limbo_leaves_the_replacement_alone(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
+    def test_revoking_a_task_in_limbo_leaves_the_replacement_alone(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
 
-        assert store.cancel(key, "first", QUEUE_LEASE) == "cancelled"
-        store.give_back(key, "second", QUEUE_LEASE)
+        assert key.cancel("first") == "cancelled"
+        key.give_back("second")
 
-        assert record_of(store, key).tasks == {}
-        assert marks_of(store, key) == {"first": ("revoked", ""), "second": ("withdrawn", "")}
+        assert key.record().tasks == {}
+        assert marks_of(key) == {"first": ("revoked", ""), "second": ("withdrawn", "")}
 
-    def test_a_replacement_that_was_released_no_longer_holds_the_other_back(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second")
+    def test_a_replacement_that_was_released_no_longer_holds_the_other_back(self, key: Key) -> None:
+        key.publish("first")
+        stand_in(key, "second")
 
-        store.release(key, "second")
+        key.release("second")
 
-        assert store.start(key, start("first")).verdict == "run"
+        assert key.start("first").verdict == "run"
 
-    def test_helping_is_not_for_a_task_in_limbo(self, store: LockStore, key: str) -> None:
-        store.acquire(key, claim("first"))
-        stand_in(store, key, "second")
+    def test_helping_is_not_for_a_task_in_limbo(self, key: Key) -> None:
+        key.acquire("first")
+        stand_in(key, "second")
 
-        assert store.help(key, "first") == "again"
-        assert store.help(key, "second") == "go"
+        assert key.help("first") == "again"
+        assert key.help("second") == "go"
 
-    def test_the_same_attempt_asking_again_hears_what_it_replaces(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first", delay_ms=10 * MINUTE)
-        before = stand_in(store, key, "second", on_conflict="replace_except_schedule")
+    def test_the_same_attempt_asking_again_hears_what_it_replaces(self, key: Key) -> None:
+        key.publish("first", delay_ms=10 * MINUTE)
+        before = stand_in(key, "second", on_conflict="replace_except_schedule")
 
-        again = store.acquire(
-            key, claim("second", on_conflict="replace_except_schedule", again=True)
-        )
+        again = key.acquire("second", on_conflict="replace_except_schedule", again=True)
 
         assert again == replace(before, now=again.now)
 
     # -- chains of replacements ------------------------------------------------
 
-    def test_the_last_of_a_chain_names_all_that_it_stands_in_for(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_the_last_of_a_chain_names_all_that_it_stands_in_for(self, key: Key) -> None:
         """The publisher in the middle may die: then nobody else tells of the first."""
-        publish(store, key, "a")
-        stand_in(store, key, "b")
+        key.publish("a")
+        stand_in(key, "b")
 
-        reply = stand_in(store, key, "c")
+        reply = stand_in(key, "c")
 
         assert reply.replaced == ("a", "b")
 
-    def test_the_last_of_a_chain_ends_all_that_came_before(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "a")
-        stand_in(store, key, "b")
-        stand_in(store, key, "c")
+    def test_the_last_of_a_chain_ends_all_that_came_before(self, key: Key) -> None:
+        key.publish("a")
+        stand_in(key, "b")
+        stand_in(key, "c")
 
-        confirm(store, key, "c")
+        key.confirm("c")
 
-        assert list(record_of(store, key).tasks) == ["c"]
-        assert marks_of(store, key) == {"a": ("superseded", "c"), "b": ("superseded", "c")}
+        assert list(key.record().tasks) == ["c"]
+        assert marks_of(key) == {"a": ("superseded", "c"), "b": ("superseded", "c")}
 
-    def test_a_failed_replacement_in_the_middle_hands_on_what_it_replaced(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "a")
-        stand_in(store, key, "b")
-        stand_in(store, key, "c")
+    def test_a_failed_replacement_in_the_middle_hands_on_what_it_replaced(self, key: Key) -> None:
+        key.publish("a")
+        stand_in(key, "b")
+        stand_in(key, "c")
 
-        store.give_back(key, "b", QUEUE_LEASE)
+        key.give_back("b")
 
-        assert task_of(store, key, "a").by == "c"
-        assert store.start(key, start("a")) == Started("wait")
-        confirm(store, key, "c")
-        assert marks_of(store, key) == {"a": ("superseded", "c"), "b": ("withdrawn", "")}
+        assert key.task("a").by == "c"
+        assert key.start("a") == Started("wait")
+        key.confirm("c")
+        assert marks_of(key) == {"a": ("superseded", "c"), "b": ("withdrawn", "")}
 
     def test_a_replacement_in_the_middle_that_lapses_hands_on_what_it_replaced(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        publish(store, key, "a")
-        stand_in(store, key, "b", grace_ms=2 * MINUTE)
-        stand_in(store, key, "c", grace_ms=10 * MINUTE)
-        advance(store, 5 * MINUTE)
+        key.publish("a")
+        stand_in(key, "b", grace_ms=2 * MINUTE)
+        stand_in(key, "c", grace_ms=10 * MINUTE)
+        key.advance(5 * MINUTE)
 
-        gate = store.start(key, start("a"))
+        gate = key.start("a")
 
         assert gate == Started("wait")
-        confirm(store, key, "c")
-        assert marks_of(store, key)["a"] == ("superseded", "c")
+        key.confirm("c")
+        assert marks_of(key)["a"] == ("superseded", "c")
 
-    def test_a_failed_last_of_a_chain_brings_only_the_one_before_it_back(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "a")
-        stand_in(store, key, "b")
-        stand_in(store, key, "c")
+    def test_a_failed_last_of_a_chain_brings_only_the_one_before_it_back(self, key: Key) -> None:
+        key.publish("a")
+        stand_in(key, "b")
+        stand_in(key, "c")
 
-        store.give_back(key, "c", QUEUE_LEASE)
+        key.give_back("c")
 
-        assert store.start(key, start("a")) == Started("wait")
-        assert task_of(store, key, "b").by == ""
-        store.give_back(key, "b", QUEUE_LEASE)
-        assert store.start(key, start("a")).verdict == "run"
+        assert key.start("a") == Started("wait")
+        assert key.task("b").by == ""
+        key.give_back("b")
+        assert key.start("a").verdict == "run"
 
-    def test_a_confirm_that_comes_after_it_was_replaced_changes_only_itself(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_a_confirm_that_comes_after_it_was_replaced_changes_only_itself(self, key: Key) -> None:
         """Confirmations are one way: the next call may be faster."""
-        publish(store, key, "a")
-        stand_in(store, key, "b")
-        stand_in(store, key, "c")
+        key.publish("a")
+        stand_in(key, "b")
+        stand_in(key, "c")
 
-        confirm(store, key, "b")
+        key.confirm("b")
 
-        assert marks_of(store, key) == {"a": ("superseded", "b")}
-        assert task_of(store, key, "b").by == "c"
-        assert store.start(key, start("b")) == Started("wait")
+        assert marks_of(key) == {"a": ("superseded", "b")}
+        assert key.task("b").by == "c"
+        assert key.start("b") == Started("wait")
 
     # -- a replacement that ends before the store hears that it is published --------
 
     @pytest.mark.parametrize("keep", ["", "cdx"])
     @pytest.mark.parametrize("state", [State.COMPLETED, State.DISCARDED])
     def test_a_replacement_that_ran_unknown_to_the_store_ends_what_it_replaced(
-        self, store: LockStore, key: str, state: State, keep: str
+        self, key: Key, state: State, keep: str
     ) -> None:
         """The store did not answer at the confirm, nor at the gate."""
-        publish(store, key, "first")
-        stand_in(store, key, "second", keep=keep)
+        key.publish("first")
+        stand_in(key, "second", keep=keep)
 
-        store.finish(key, finish("second", state=state))
+        key.finish("second", state=state)
 
-        assert marks_of(store, key) == {"first": ("superseded", "second")}
+        assert marks_of(key) == {"first": ("superseded", "second")}
 
     @pytest.mark.parametrize("keep", ["", "cdx"])
     @pytest.mark.parametrize("settle_later", [False, True])
     def test_a_replacement_that_a_worker_revoked_brings_the_replaced_task_back(
-        self, store: LockStore, key: str, settle_later: bool, keep: str
+        self, key: Key, settle_later: bool, keep: str
     ) -> None:
-        publish(store, key, "first")
-        stand_in(store, key, "second", keep=keep)
+        key.publish("first")
+        stand_in(key, "second", keep=keep)
 
-        store.finish(key, finish("second", state=State.CANCELLED, settle_later=settle_later))
+        key.finish("second", state=State.CANCELLED, settle_later=settle_later)
 
-        assert store.start(key, start("first")).verdict == "run"
+        assert key.start("first").verdict == "run"
 
     # -- schedules ---------------------------------------------------------------
 
-    def test_the_holders_schedule_is_kept_whatever_delay_the_call_brings(
-        self, store: LockStore, key: str
-    ) -> None:
-        publish(store, key, "first", delay_ms=10 * MINUTE)
-        eta = task_of(store, key, "first").eta
-        advance(store, MINUTE)
+    def test_the_holders_schedule_is_kept_whatever_delay_the_call_brings(self, key: Key) -> None:
+        key.publish("first", delay_ms=10 * MINUTE)
+        eta = key.task("first").eta
+        key.advance(MINUTE)
 
-        reply = stand_in(
-            store, key, "second", on_conflict="replace_except_schedule", delay_ms=30 * MINUTE
-        )
+        reply = stand_in(key, "second", on_conflict="replace_except_schedule", delay_ms=30 * MINUTE)
 
-        assert reply.eta == task_of(store, key, "second").eta == eta
+        assert reply.eta == key.task("second").eta == eta
 
-    def test_a_schedule_that_has_passed_is_not_kept(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first", delay_ms=10 * MINUTE)
-        advance(store, 11 * MINUTE)
+    def test_a_schedule_that_has_passed_is_not_kept(self, key: Key) -> None:
+        key.publish("first", delay_ms=10 * MINUTE)
+        key.advance(11 * MINUTE)
 
-        reply = stand_in(
-            store, key, "second", on_conflict="replace_except_schedule", delay_ms=5 * MINUTE
-        )
+        reply = stand_in(key, "second", on_conflict="replace_except_schedule", delay_ms=5 * MINUTE)
 
         assert reply.eta == reply.now + 5 * MINUTE
 
-    def test_replace_takes_the_calls_own_schedule(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first", delay_ms=10 * MINUTE)
+    def test_replace_takes_the_calls_own_schedule(self, key: Key) -> None:
+        key.publish("first", delay_ms=10 * MINUTE)
 
-        later = stand_in(store, key, "second", delay_ms=30 * MINUTE)
-        at_once = stand_in(store, key, "third")
+        later = stand_in(key, "second", delay_ms=30 * MINUTE)
+        at_once = stand_in(key, "third")
 
         assert (later.eta, at_once.eta) == (later.now + 30 * MINUTE, 0)
 
     # -- max_wait ------------------------------------------------------------------
 
-    def test_a_task_is_not_pushed_beyond_max_wait_from_the_first(
-        self, store: LockStore, key: str
-    ) -> None:
+    def test_a_task_is_not_pushed_beyond_max_wait_from_the_first(self, key: Key) -> None:
         asked = {"delay_ms": 10 * MINUTE, "max_wait_ms": 25 * MINUTE}
-        first = store.acquire(key, claim("t0", **asked))
-        confirm(store, key, "t0")
+        first = key.acquire("t0", **asked)
+        key.confirm("t0")
         etas = []
         for number in range(1, 5):
-            advance(store, 6 * MINUTE)
-            reply = stand_in(store, key, f"t{number}", **asked)
-            confirm(store, key, f"t{number}")
+            key.advance(6 * MINUTE)
+            reply = stand_in(key, f"t{number}", **asked)
+            key.confirm(f"t{number}")
             etas.append(reply.eta)
 
         latest = first.now + 25 * MINUTE
         expected = [first.now + 16 * MINUTE, first.now + 22 * MINUTE, latest, latest]
         assert etas == [about(eta) for eta in expected]
-        assert task_of(store, key, "t4").since == first.now
+        assert key.task("t4").since == first.now
 
     @pytest.mark.parametrize("state", [State.PENDING, State.AVAILABLE])
     def test_a_task_that_is_due_and_was_pushed_back_for_max_wait_is_not_replaced(
-        self, store: LockStore, key: str, state: State
+        self, key: Key, state: State
     ) -> None:
         """In a slow queue, calls would else replace each other for ever."""
-        bring_to(store, key, "t0", State.AVAILABLE)
-        advance(store, 10 * MINUTE)
+        key.bring_to("t0", State.AVAILABLE)
+        key.advance(10 * MINUTE)
         asked = {"max_wait_ms": 9 * MINUTE, "delay_ms": 5 * MINUTE, "grace_ms": 30 * MINUTE}
         if state is State.PENDING:
-            store.acquire(key, claim("t1", on_conflict="replace"))
-            advance(store, MINUTE)
+            key.acquire("t1", on_conflict="replace")
+            key.advance(MINUTE)
         due = "t1" if state is State.PENDING else "t0"
 
-        first = stand_in(store, key, "t2", **asked)
-        second = stand_in(store, key, "t3", **asked)
+        first = stand_in(key, "t2", **asked)
+        second = stand_in(key, "t3", **asked)
 
         assert (first.replaced, first.after) == ((), due)
         assert first.eta == first.now + 5 * MINUTE
         assert (second.replaced, second.after) == (("t2",), due)
-        confirm(store, key, "t3")
-        assert store.start(key, start("t3", "d3")) == Started("wait")
-        assert store.start(key, start(due, "d0")).verdict == "run"
+        key.confirm("t3")
+        assert key.start("t3", "d3") == Started("wait")
+        assert key.start(due, "d0").verdict == "run"
 
     def test_a_task_that_waits_for_its_eta_is_brought_forward_when_max_wait_has_passed(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        publish(store, key, "first", delay_ms=60 * MINUTE)
-        advance(store, 10 * MINUTE)
+        key.publish("first", delay_ms=60 * MINUTE)
+        key.advance(10 * MINUTE)
 
-        reply = stand_in(store, key, "second", delay_ms=60 * MINUTE, max_wait_ms=5 * MINUTE)
+        reply = stand_in(key, "second", delay_ms=60 * MINUTE, max_wait_ms=5 * MINUTE)
 
         assert (reply.replaced, reply.after, reply.eta) == (("first",), "", 0)
 
-    def test_a_task_that_waits_for_its_retry_is_replaced_whatever_max_wait(
-        self, store: LockStore, key: str
-    ) -> None:
-        bring_to(store, key, "first", State.RETRYABLE)
-        advance(store, 10 * MINUTE)
+    def test_a_task_that_waits_for_its_retry_is_replaced_whatever_max_wait(self, key: Key) -> None:
+        key.bring_to("first", State.RETRYABLE)
+        key.advance(10 * MINUTE)
 
-        reply = stand_in(store, key, "second", max_wait_ms=5 * MINUTE)
+        reply = stand_in(key, "second", max_wait_ms=5 * MINUTE)
 
         assert (reply.replaced, reply.after) == (("first",), "")
 
-    def test_the_first_call_alone_is_not_bounded(self, store: LockStore, key: str) -> None:
-        reply = store.acquire(
-            key,
-            claim("first", on_conflict="replace", delay_ms=60 * MINUTE, max_wait_ms=MINUTE),
+    def test_the_first_call_alone_is_not_bounded(self, key: Key) -> None:
+        reply = key.acquire(
+            "first", on_conflict="replace", delay_ms=60 * MINUTE, max_wait_ms=MINUTE
         )
 
         assert reply.eta == reply.now + 60 * MINUTE
 
-    def test_max_wait_begins_anew_once_a_task_has_started(self, store: LockStore, key: str) -> None:
+    def test_max_wait_begins_anew_once_a_task_has_started(self, key: Key) -> None:
         until_start = "psw"
-        publish(store, key, "first", states=until_start)
-        advance(store, 20 * MINUTE)
-        store.start(key, start("first"))
+        key.publish("first", states=until_start)
+        key.advance(20 * MINUTE)
+        key.start("first")
 
         second = stand_in(
-            store,
             key,
             "second",
             states=until_start,
@@ -575,187 +510,164 @@ class ReplaceContract:
 
         assert second.replaced == ()
         assert second.eta == second.now + 10 * MINUTE
-        assert task_of(store, key, "second").since == 0
+        assert key.task("second").since == 0
 
     # -- rerun -------------------------------------------------------------------
 
-    def test_a_call_that_reruns_becomes_the_successor_of_an_active_holder(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
+    def test_a_call_that_reruns_becomes_the_successor_of_an_active_holder(self, key: Key) -> None:
+        key.run("first")
 
-        reply = store.acquire(key, claim("second", on_conflict="rerun"))
+        reply = key.acquire("second", on_conflict="rerun")
 
         assert reply == Acquired("created", None, reply.now, (), "first", 0)
-        assert task_of(store, key, "second") == TaskEntry(
+        assert key.task("second") == TaskEntry(
             "p", reply.now, reply.now + GRACE, "shop.rebuild", after="first"
         )
 
     @pytest.mark.parametrize("state", [*NOT_STARTED, *FINAL])
     def test_a_call_that_reruns_is_a_duplicate_of_any_other_holder(
-        self, store: LockStore, key: str, state: State
+        self, key: Key, state: State
     ) -> None:
-        bring_to(store, key, "first", state)
+        key.bring_to("first", state)
 
-        reply = store.acquire(key, claim("second", states=EVERY_STATE, on_conflict="rerun"))
+        reply = key.acquire("second", states=EVERY_STATE, on_conflict="rerun")
 
         assert reply.outcome == "duplicate"
         assert reply.holder is not None
         assert (reply.holder.task_id, reply.holder.state) == ("first", state)
 
-    def test_a_successor_waits_at_the_gate_until_its_predecessor_ends(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
-        before = store.start(key, start("second", "d2"))
-        store.finish(key, finish("first", "d1"))
+    def test_a_successor_waits_at_the_gate_until_its_predecessor_ends(self, key: Key) -> None:
+        key.run("first", "d1")
+        succeed(key, "second")
+        key.confirm("second")
+        before = key.start("second", "d2")
+        key.finish("first", "d1")
 
-        after = store.start(key, start("second", "d2"))
+        after = key.start("second", "d2")
 
         assert (before, after.verdict, after.lost) == (Started("wait"), "run", False)
-        assert task_of(store, key, "second").after == ""
+        assert key.task("second").after == ""
 
-    def test_a_successor_starts_while_its_predecessor_settles(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
+    def test_a_successor_starts_while_its_predecessor_settles(self, key: Key) -> None:
+        key.run("first", "d1")
+        succeed(key, "second")
+        key.confirm("second")
 
-        store.finish(key, finish("first", "d1", settle_later=True))
+        key.finish("first", "d1", settle_later=True)
 
-        assert store.start(key, start("second", "d2")).verdict == "run"
+        assert key.start("second", "d2").verdict == "run"
 
-    def test_a_successor_waits_for_the_retry_of_its_predecessor(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
+    def test_a_successor_waits_for_the_retry_of_its_predecessor(self, key: Key) -> None:
+        key.run("first", "d1")
+        succeed(key, "second")
+        key.confirm("second")
 
-        retry(store, key, "first", "d1")
+        key.retry("first", "d1")
 
-        assert store.start(key, start("second", "d2")) == Started("wait")
-        assert store.start(key, start("first", "d3")).verdict == "run"
+        assert key.start("second", "d2") == Started("wait")
+        assert key.start("first", "d3").verdict == "run"
 
     def test_a_successor_starts_when_the_lease_of_its_predecessor_has_lapsed(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        publish(store, key, "first")
-        store.start(key, start("first", lease_ms=RUN_LEASE))  # acknowledged early
-        succeed(store, key, "second")
-        confirm(store, key, "second")
+        key.publish("first")
+        key.start("first", lease_ms=RUN_LEASE)  # acknowledged early
+        succeed(key, "second")
+        key.confirm("second")
         # The worker is killed.
-        advance(store, RUN_LEASE)
+        key.advance(RUN_LEASE)
 
-        assert store.start(key, start("second", "d2")).verdict == "run"
+        assert key.start("second", "d2").verdict == "run"
 
-    def test_a_successor_starts_when_its_predecessor_was_released(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
+    def test_a_successor_starts_when_its_predecessor_was_released(self, key: Key) -> None:
+        key.run("first")
+        succeed(key, "second")
+        key.confirm("second")
 
-        store.release(key, "first")
+        key.release("first")
 
-        assert store.start(key, start("second", "d2")).verdict == "run"
+        assert key.start("second", "d2").verdict == "run"
 
-    def test_a_newer_successor_takes_the_place_of_a_waiting_one(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
+    def test_a_newer_successor_takes_the_place_of_a_waiting_one(self, key: Key) -> None:
+        key.run("first")
+        succeed(key, "second")
+        key.confirm("second")
 
-        reply = succeed(store, key, "third")
-        confirm(store, key, "third")
+        reply = succeed(key, "third")
+        key.confirm("third")
 
         assert (reply.replaced, reply.after) == (("second",), "first")
-        assert sorted(record_of(store, key).tasks) == ["first", "third"]
-        assert marks_of(store, key) == {"second": ("superseded", "third")}
+        assert sorted(key.record().tasks) == ["first", "third"]
+        assert marks_of(key) == {"second": ("superseded", "third")}
 
-    def test_a_successor_that_could_not_be_published_leaves_the_older_one(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first", "d1")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
-        succeed(store, key, "third")
+    def test_a_successor_that_could_not_be_published_leaves_the_older_one(self, key: Key) -> None:
+        key.run("first", "d1")
+        succeed(key, "second")
+        key.confirm("second")
+        succeed(key, "third")
 
-        store.give_back(key, "third", QUEUE_LEASE)
+        key.give_back("third")
 
-        assert store.start(key, start("second", "d2")) == Started("wait")
-        store.finish(key, finish("first", "d1"))
-        assert store.start(key, start("second", "d2")).verdict == "run"
+        assert key.start("second", "d2") == Started("wait")
+        key.finish("first", "d1")
+        assert key.start("second", "d2").verdict == "run"
 
-    def test_a_successor_whose_predecessor_has_ended_is_what_blocks(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
-        store.finish(key, finish("first"))
+    def test_a_successor_whose_predecessor_has_ended_is_what_blocks(self, key: Key) -> None:
+        key.run("first")
+        succeed(key, "second")
+        key.confirm("second")
+        key.finish("first")
 
-        reply = store.acquire(key, claim("third", on_conflict="rerun"))
+        reply = key.acquire("third", on_conflict="rerun")
 
         assert reply.outcome == "duplicate"
         assert reply.holder is not None
         assert reply.holder.task_id == "second"
 
     def test_a_waiting_successor_can_be_replaced_once_its_predecessor_has_ended(
-        self, store: LockStore, key: str
+        self, key: Key
     ) -> None:
-        run(store, key, "first")
-        succeed(store, key, "second")
-        confirm(store, key, "second")
-        store.finish(key, finish("first"))
+        key.run("first")
+        succeed(key, "second")
+        key.confirm("second")
+        key.finish("first")
 
-        assert stand_in(store, key, "third").replaced == ("second",)
+        assert stand_in(key, "third").replaced == ("second",)
 
     # -- a task that calls itself from its own body -------------------------------
 
     @pytest.mark.parametrize("on_conflict", ["ignore", "reject", *REPLACING, "rerun"])
     def test_a_task_that_calls_itself_is_its_own_successor(
-        self, store: LockStore, key: str, on_conflict: str
+        self, key: Key, on_conflict: str
     ) -> None:
-        run(store, key, "first")
+        key.run("first")
 
-        reply = store.acquire(
-            key,
-            claim("second", on_conflict=on_conflict, parent="first", delay_ms=10 * MINUTE),
-        )
+        reply = key.acquire("second", on_conflict=on_conflict, parent="first", delay_ms=10 * MINUTE)
 
         eta = reply.now + 10 * MINUTE
         assert reply == Acquired("created", None, reply.now, (), "first", eta)
 
-    def test_a_second_call_from_the_same_body_takes_the_place_of_the_first(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
-        publish(store, key, "second", parent="first")
+    def test_a_second_call_from_the_same_body_takes_the_place_of_the_first(self, key: Key) -> None:
+        key.run("first")
+        key.publish("second", parent="first")
 
-        reply = store.acquire(key, claim("third", parent="first"))
+        reply = key.acquire("third", parent="first")
 
         assert (reply.replaced, reply.after) == (("second",), "first")
 
-    def test_another_call_meets_the_running_task_and_not_its_successor(
-        self, store: LockStore, key: str
-    ) -> None:
-        run(store, key, "first")
-        publish(store, key, "second", parent="first")
+    def test_another_call_meets_the_running_task_and_not_its_successor(self, key: Key) -> None:
+        key.run("first")
+        key.publish("second", parent="first")
 
-        reply = store.acquire(key, claim("third"))
+        reply = key.acquire("third")
 
         assert reply.holder is not None
         assert reply.holder.task_id == "first"
 
-    def test_a_parent_with_another_key_is_no_predecessor(self, store: LockStore, key: str) -> None:
-        publish(store, key, "first")
+    def test_a_parent_with_another_key_is_no_predecessor(self, key: Key) -> None:
+        key.publish("first")
 
-        reply = store.acquire(key, claim("second", parent="somebody else"))
+        reply = key.acquire("second", parent="somebody else")
 
         assert reply.outcome == "duplicate"
 
@@ -764,34 +676,30 @@ class ReplaceContract:
     @pytest.mark.parametrize("strategy", [*REPLACING, "rerun"])
     @pytest.mark.parametrize("state", ["waits", "runs", "is done"])
     def test_other_work_behind_the_same_key_is_neither_replaced_nor_followed(
-        self, store: LockStore, key: str, strategy: str, state: str
+        self, key: Key, strategy: str, state: str
     ) -> None:
-        publish(store, key, "first", arguments="f00d", keep=LETTER_OF[State.COMPLETED])
+        key.publish("first", arguments="f00d", keep=LETTER_OF[State.COMPLETED])
         if state != "waits":
-            store.start(key, start("first"))
+            key.start("first")
         if state == "is done":
-            store.finish(key, finish("first"))
+            key.finish("first")
 
-        reply = store.acquire(
-            key, claim("other", on_conflict=strategy, states=EVERY_STATE, arguments="beef")
-        )
+        reply = key.acquire("other", on_conflict=strategy, states=EVERY_STATE, arguments="beef")
 
         assert reply.outcome != "created"
         assert reply.holder is not None
         assert (reply.holder.task_id, reply.holder.arguments) == ("first", "f00d")
-        assert list(record_of(store, key).tasks) == ["first"]
+        assert list(key.record().tasks) == ["first"]
 
     @pytest.mark.parametrize("strategy", [*REPLACING, "rerun"])
     def test_the_same_work_behind_the_same_key_is_not_done_again(
-        self, store: LockStore, key: str, strategy: str
+        self, key: Key, strategy: str
     ) -> None:
-        publish(store, key, "first", arguments="f00d", keep=LETTER_OF[State.COMPLETED])
-        store.start(key, start("first"))
-        store.finish(key, finish("first"))
+        key.publish("first", arguments="f00d", keep=LETTER_OF[State.COMPLETED])
+        key.start("first")
+        key.finish("first")
 
-        reply = store.acquire(
-            key, claim("again", on_conflict=strategy, states=EVERY_STATE, arguments="f00d")
-        )
+        reply = key.acquire("again", on_conflict=strategy, states=EVERY_STATE, arguments="f00d")
 
         assert reply.outcome != "created"
         assert reply.holder is not None
