@@ -56,7 +56,7 @@ def parse_ojs_duration(value: object, field: str = "period") -> timedelta:
     if duration is None:
         raise InvalidPolicy(
             f"{field}: {shown(value)} is not a duration: "
-            "the Open Job Spec wants an ISO 8601 duration such as 'PT10M' or 'P7D'",
+            "give an ISO 8601 duration such as 'PT10M' or 'P7D', as the Open Job Spec requires",
             field=field,
         )
     return _bounded(duration, value, field, field)

@@ -76,7 +76,7 @@ def _checked(field: str, document: Mapping[str, Any]) -> Any:
     if not isinstance(value, (list, tuple)):
         raise InvalidPolicy(
             f"{label(field)}: {shown(value)} is not an array: "
-            "the Open Job Spec requires a list of strings",
+            "give a list of strings, as the Open Job Spec requires",
             field=field,
         )
     # The specification's own example has "meta_keys": [] beside keys without "meta".

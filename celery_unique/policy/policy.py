@@ -160,7 +160,7 @@ def _refuse_clashes(policy: UniquePolicy) -> None:
         raise _clash(
             "max_wait",
             "on_conflict",
-            f"it bounds replacing, so it needs on_conflict {one_of(REPLACING)} "
+            f"it bounds replacing, so give on_conflict {one_of(REPLACING)} "
             f"and not {policy.on_conflict!r}",
         )
 

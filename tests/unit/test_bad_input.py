@@ -45,7 +45,7 @@ KINDS = ("type", "value", "unknown", "clash")
 
 #: A message says what to do: it asks for something, or names what was meant.
 A_CURE = re.compile(
-    r"\b(?:give|use|write|add|leave it out|set (?:True|unique_\w+)|put)\b|did you mean|wants|"
+    r"\b(?:give|use|write|add|leave it out|set (?:True|unique_\w+)|put)\b|did you mean|"
     r"every item is a string|so name the headers",
     re.IGNORECASE,
 )
