@@ -23,10 +23,10 @@ class StoreSkipped(StoreUnavailable):
 
 
 class Breaker:
-    """After two failures in a row the store is skipped for five seconds.
+    """Opens for five seconds after two consecutive failures.
 
-    Each caller would otherwise wait out the whole time-out, and a web process
-    that serves many of them would stand still with the store.
+    Otherwise each caller would wait for the whole time-out, and a web process that serves many
+    of them would block with the store.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Breaker:
 
     def count(self, error: StoreUnavailable | None) -> None:
         """Record that the store has replied, or has not."""
-        if error is None or isinstance(error, UnreadableRecord):  # of which one key is wrong
+        if error is None or isinstance(error, UnreadableRecord):  # concerns one key only
             if self.failures:
                 self.failures = 0
             return
@@ -62,8 +62,8 @@ class Breaker:
         if self.failures < FAILURES_TO_OPEN or time.monotonic() >= self._closed_again_at:
             return None
         return StoreSkipped(
-            f"The lock store failed {self.failures} times in a row and is left alone "
-            f"for {OPEN_FOR_S:.0f} seconds. Check that it runs and can be reached."
+            f"The lock store failed {self.failures} times in a row; its circuit is open for "
+            f"{OPEN_FOR_S:.0f} seconds. Check that it runs and can be reached."
         )
 
     def check(self) -> None:
@@ -73,8 +73,8 @@ class Breaker:
 
 
 class Breakers:
-    """One breaker for each part of the store that can fail by itself: the dead node of a cluster
-    does not keep the others from being used. One in all for a store without such parts."""
+    """One breaker for each part of the store that can fail separately, such as the nodes of a
+    cluster; a single one for a store without such parts."""
 
     def __init__(self, store: LockStore) -> None:
         #: None for a store with parts.
@@ -87,7 +87,7 @@ class Breakers:
             return self.only
         shard = self._shard_of(key)
         breaker = self._by_shard.get(shard)
-        if breaker is None:  # two threads may make it: the same one for both
+        if breaker is None:  # two threads may create it: the same one for both
             breaker = self._by_shard.setdefault(shard, Breaker())
         return breaker
 

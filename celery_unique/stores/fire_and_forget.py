@@ -1,4 +1,4 @@
-"""One thread that carries out the acts nobody waits for, in the order they came."""
+"""A thread that runs fire-and-forget acts in the order in which they came."""
 
 from __future__ import annotations
 
@@ -25,76 +25,71 @@ IDLE_S = 5.0
 
 
 class FireAndForgetQueue:
-    """A bounded queue of acts and the daemon thread that carries them out.
+    """A bounded queue of acts and the daemon thread that runs them.
 
-    Never raises into the caller: an act that failed is logged. With the queue
-    full a caller first waits for room, and then carries its act out itself.
+    Never raises into the caller: an act that failed is logged. If the queue is full, a caller
+    first waits for room, and then runs its act itself.
     """
 
     def __init__(self, timeout_s: float, limit: int = 10_000) -> None:
         self._timeout_s = timeout_s
         self._limit = limit
-        self._begin()
+        self.reset()
         _queues.add(self)
 
-    def _begin(self) -> None:
-        # Entered in one step: a signal in ``Condition.__enter__`` could leave it taken for ever.
+    def reset(self) -> None:
+        """Also in a forked child: the parent has the thread and runs what it queued."""
+        # Entered in one step: a signal in ``Condition.__enter__`` could leave it locked for ever.
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._waiting: deque[Act] = deque()
         self._thread: threading.Thread | None = None
         self._put = 0  # acts accepted so far
-        self._over = 0  # acts carried out or failed so far
+        self._finished = 0  # acts that ran or failed so far
 
     def put(self, act: Act) -> None:
         with self._mutex:
             self._changed.wait_for(lambda: len(self._waiting) < self._limit, self._timeout_s)
-            if len(self._waiting) < self._limit and self._has_thread():
+            if len(self._waiting) < self._limit and self._start_thread():
                 self._waiting.append(act)
                 self._put += 1
                 self._changed.notify_all()
                 return
-        _carry_out(act)
+        _run(act)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait for every act put so far; StoreUnavailable when they do not get on.
+        """Wait for every act put so far; StoreUnavailable if there is no progress.
 
-        Or, with a time-out, when they are not over by then: many that get on take long, too.
+        Or, with a time-out, if they have not finished by then: many can take long, too.
         """
         if timeout_s is not None:
             left = self.drain(timeout_s)
             if left:
-                raise _not_carried_out(left, timeout_s)
+                raise _unfinished(left, timeout_s)
             return
         with self._mutex:
             goal = self._put
-            while self._over < goal:
-                over = self._over
+            while (before := self._finished) < goal:
                 # An act that fails takes the whole time-out: twice that is no progress.
-                if not self._changed.wait_for(self._moved_on_from(over), 2 * self._timeout_s):
-                    raise _not_carried_out(goal - self._over, 2 * self._timeout_s)
+                self._changed.wait_for(lambda: self._finished != before, 2 * self._timeout_s)
+                if self._finished == before:
+                    raise _unfinished(goal - before, 2 * self._timeout_s)
 
     def drain(self, timeout_s: float) -> int:
-        """Wait at most so long for every act put so far: how many are left."""
+        """Wait at most so long for every act put so far; returns how many are left."""
         with self._mutex:
             goal = self._put
-            self._changed.wait_for(lambda: self._over >= goal, timeout_s)
-            return max(0, goal - self._over)
+            self._changed.wait_for(lambda: self._finished >= goal, timeout_s)
+            return max(0, goal - self._finished)
 
     def is_current(self) -> bool:
-        """Whether this is the thread that carries acts out, and not a caller that must."""
+        """Whether this is the queue's thread, and not a caller that runs its act itself."""
         return threading.current_thread() is self._thread
 
-    def forget(self) -> None:
-        """In a forked child: the parent has the thread and carries out what it queued."""
-        self._begin()
-
-    def _moved_on_from(self, over: int) -> Callable[[], bool]:
-        return lambda: self._over != over
-
-    def _has_thread(self) -> bool:
+    def _start_thread(self) -> bool:
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name="celery_unique one-way", daemon=True)
+            name = "celery_unique fire-and-forget"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the interpreter is shutting down
@@ -111,31 +106,31 @@ class FireAndForgetQueue:
                     self._thread = None
                     return
                 act = self._waiting.popleft()
-            _carry_out(act)
+            _run(act)
             del act
             with self._mutex:
-                self._over += 1
+                self._finished += 1
                 self._changed.notify_all()
 
 
-def _not_carried_out(left: int, within_s: float) -> StoreUnavailable:
+def _unfinished(left: int, within_s: float) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{left} one-way acts on the lock store were not carried out within {within_s:g} s"
+        f"{left} fire-and-forget acts on the lock store did not finish within {within_s:g} s"
     )
 
 
-def _carry_out(act: Act) -> None:
+def _run(act: Act) -> None:
     try:
         act()
     except StoreUnavailable as error:
-        logger.warning("A one-way act on the lock store failed: %s", error)
+        logger.warning("fire-and-forget act on the lock store failed: %s", error)
     except Exception as error:
-        # Its text could hold a key, which is never logged above DEBUG.
-        logger.warning("A one-way act on the lock store failed: %s", type(error).__name__)
-        logger.debug("One-way act", exc_info=True)
+        # Its text could contain a key, which is never logged above DEBUG.
+        logger.warning("fire-and-forget act on the lock store failed: %s", type(error).__name__)
+        logger.debug("fire-and-forget act", exc_info=True)
 
 
-#: Every queue of this process, for what must happen to all at exit and in a fork.
+#: Every queue of this process: drained at exit, reset in a fork.
 _queues: weakref.WeakSet[FireAndForgetQueue] = weakref.WeakSet()
 _drained_at_end_of: int | None = None
 
@@ -143,11 +138,11 @@ _drained_at_end_of: int | None = None
 def _drain_all() -> None:
     began = time.monotonic()
     for queue in list(_queues):
-        # Each has its own time-out, and all of them had time since the first one was waited for.
+        # Each has its own time-out, which all of them started with the first one.
         left = queue.drain(max(0.0, began + queue._timeout_s - time.monotonic()))
         if left:
             logger.warning(
-                "%d one-way acts on the lock store were not carried out within %.1f s of the exit",
+                "%d fire-and-forget acts on the lock store did not finish within %.1f s of exit",
                 left,
                 time.monotonic() - began,
             )
@@ -165,10 +160,10 @@ def _drain_when_this_process_ends() -> None:
             module.Finalize(None, _drain_all, exitpriority=0)
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     for queue in _queues:
-        queue.forget()
+        queue.reset()
 
 
 atexit.register(_drain_all)
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

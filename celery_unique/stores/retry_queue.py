@@ -1,7 +1,6 @@
-"""Acts that could not be carried out now and must not be forgotten.
+"""Acts that are retried in the background while the store is unavailable.
 
-Giving a lock back is retried in the background while the process lives: a lock
-that nobody gives back is stuck until its lease ends.
+A release, for example: a lock that is not released is held until its lease ends.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ class _Act:
 class RetryQueue:
     """Retries acts one after another, in a daemon thread that lives while there are any.
 
-    Those of one key stay in order. A part of the store that does not answer is asked once a
-    round, each time for another key, and keeps those of the other parts from nothing.
+    Those of one key stay in order. A part of the store that is unavailable is tried once a round,
+    each time for another key, and does not delay the acts on other parts.
     """
 
     def __init__(self, store: LockStore) -> None:
         self._store = store
-        self._start_anew()
-        os.register_at_fork(after_in_child=self._start_anew)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _start_anew(self) -> None:
-        # A forked child has no thread, and its parent carries out the parent's acts.
+    def _reset(self) -> None:
+        # A forked child has no thread, and its parent runs the parent's acts.
         self._acts: list[_Act] = []
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -60,16 +59,15 @@ class RetryQueue:
         *,
         after_s: float = 0.0,
     ) -> None:
-        """Carry ``run`` out as soon as the store answers, and not before ``after_s`` have
-        passed; give up after ``within_s``."""
+        """Call ``run`` until the store answers, first after ``after_s``; give up after
+        ``within_s``."""
         now = time.monotonic()
         with self._mutex:
             self._acts.append(_Act(what, run, now + after_s, now + within_s, key))
-            # Not alive: a signal came before it was started, and nobody would start it.
+            # Not alive: a signal came before it was started.
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._work, name="celery_unique.later", daemon=True
-                )
+                name = "celery_unique retry queue"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
 
     def waiting(self) -> int:
@@ -89,13 +87,13 @@ class RetryQueue:
                     return
 
     def _one_round(self) -> bool:
-        """Try every act once, but for those behind one that the store does not answer: of the
-        same key, and of the same part of the store. Whether none was left for that."""
-        silent: set[str] = set()
+        """Try every act once, except behind a failed one of the same part of the store; returns
+        whether all parts were available."""
+        unavailable: set[str] = set()
         for act in list(self._acts):
             now = time.monotonic()
             shard = shard_of(self._store, act.key)
-            if now < act.not_before or shard in silent:
+            if now < act.not_before or shard in unavailable:
                 continue
             if now > act.give_up_at:
                 logger.warning("gave up: %s (the lease ends the lock)", act.what)
@@ -105,19 +103,19 @@ class RetryQueue:
                 except UnreadableRecord as error:
                     logger.warning("gave up: %s (%s)", act.what, error)
                 except StoreUnavailable:
-                    silent.add(shard)
-                    self._put_behind_the_others(act.key)
+                    unavailable.add(shard)
+                    self._move_to_the_end(act.key)
                     continue
                 except Exception:
-                    # Without this thread no other act would be carried out either.
-                    logger.exception("could not be carried out: %s", act.what)
+                    # Without this thread no other act would run either.
+                    logger.exception("retry failed: %s", act.what)
                 else:
-                    logger.info("carried out late: %s", act.what)
+                    logger.info("retry succeeded: %s", act.what)
             with self._mutex:
                 self._acts.remove(act)
-        return not silent
+        return not unavailable
 
-    def _put_behind_the_others(self, key: str) -> None:
-        """A key that the store never answers for must not be the only one that is tried."""
+    def _move_to_the_end(self, key: str) -> None:
+        """A key whose acts always fail must not be the only one that is tried."""
         with self._mutex:
             self._acts.sort(key=lambda act: act.key == key)

@@ -113,7 +113,7 @@ def test_after_two_failures_the_store_is_left_alone() -> None:
         with pytest.raises(StoreUnavailable):
             task.delay(7)
 
-    with pytest.raises(StoreUnavailable, match="left alone for 5 seconds"):
+    with pytest.raises(StoreUnavailable, match="circuit is open for 5 seconds"):
         task.delay(7)
 
 

@@ -459,7 +459,7 @@ def test_a_time_limit_after_the_answer_leaves_nobody_the_reply_of_another(
     def interrupted(*args: Any) -> Any:
         monkeypatch.setattr(redis_store, "_acquired", understand)
         connection = store._connections.take(monotonic() + 5)
-        connections._send(connection, [("ECHO", "of another")])
+        connections.send(connection, [("ECHO", "of another")])
         asked.append(connection)
         raise SoftTimeLimitExceeded
 

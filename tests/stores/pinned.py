@@ -28,7 +28,8 @@ from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Mark, MarksInMemory, Record, State, TaskEntry
 from celery_unique.stores.record_followers import Following, Group
 from celery_unique.stores.redis import RedisStore, scripts
-from celery_unique.stores.redis.followers import joined_of
+from celery_unique.stores.redis.commands import Commands
+from celery_unique.stores.redis.layout import joined_of
 from celery_unique.stores.sql import SqlStore
 from celery_unique.stores.sql import statements as dialects
 
@@ -240,7 +241,7 @@ def stopped_clocks() -> Iterator[None]:
         patch.setitem(dialects.DIALECTS, "mysql", replace(dialects.MYSQL, clock=":client_us"))
         patch.setattr(SqlStore, "_client_us", lambda store: CLOCK_US)
         now_ms = CLOCK_US // 1000
-        patch.setattr(RedisStore, "_now", lambda store, clock: now_ms + store.clock_offset_ms)
+        patch.setattr(Commands, "now", lambda store, clock: now_ms + store.clock_offset_ms)
         yield
 
 

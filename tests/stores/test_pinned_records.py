@@ -23,8 +23,7 @@ from celery_unique.stores.record import (
     TaskEntry,
 )
 from celery_unique.stores.record_followers import Joined
-from celery_unique.stores.redis.followers import joined_of
-from celery_unique.stores.redis.layout import Layout
+from celery_unique.stores.redis.layout import Layout, joined_of
 from celery_unique.stores.sql.statements import TABLE_VERSION
 from celery_unique.testing.store_contract.factories import fresh_key
 from tests.stores import pinned

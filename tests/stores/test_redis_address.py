@@ -76,7 +76,7 @@ def test_options_of_the_broker_are_understood() -> None:
         master_name="for sentinel:// only",
     )
 
-    connection = store._address.connection()
+    connection = store._connections.address.connection()
 
     assert isinstance(connection, redis.SSLConnection)
     assert (connection.cert_reqs, connection.ca_certs) == (0, "/ca.pem")

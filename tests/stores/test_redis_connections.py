@@ -63,7 +63,7 @@ def client(url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-# -- one-way acts -------------------------------------------------------------
+# -- fire-and-forget acts -------------------------------------------------------------
 
 
 @pytest.mark.server
@@ -157,12 +157,12 @@ def test_a_one_way_act_that_is_always_taken_along_brings_its_script(
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("way", ["asked", "told one way"])
+@pytest.mark.parametrize("way", ["asked", "fire-and-forget"])
 def test_a_script_that_is_not_known_is_sent_once_for_many_acts(
     store: RedisStore, client: redis.Redis, way: str
 ) -> None:
     claims = [(fresh_key(), claim("a")) for _ in range(1200)]
-    if way == "told one way":
+    if way == "fire-and-forget":
         store.acquire_many(claims)
     before = received(client)
     client.script_flush()
@@ -264,7 +264,7 @@ def test_one_way_acts_wait_for_a_server_that_is_away_and_say_so(
         server.kill()
 
         store.confirm(key, "a", QUEUE_LEASE)
-        eventually(lambda: "one-way acts wait until" in caplog.text)
+        eventually(lambda: "fire-and-forget acts wait for" in caplog.text)
         server.restart()
 
         eventually(
@@ -284,7 +284,7 @@ def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
         "two steps": lambda store, key: store.begin_acquire_many([(fresh_key(), claim("other"))])(),
     }
     # By no thread: what waits is taken along, or lost.
-    monkeypatch.setattr(write_behind.WriteBehindBuffer, "_call", lambda self: None)
+    monkeypatch.setattr(write_behind.WriteBehindBuffer, "_wake", lambda self: None)
     with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
         interruption = Interruption(of_package)
 
@@ -338,7 +338,7 @@ def test_a_closed_store_tries_no_more(caplog: pytest.LogCaptureFixture) -> None:
 
     store.close()
 
-    eventually(lambda: "one-way act on the lock store failed" in caplog.text)
+    eventually(lambda: "fire-and-forget act on the lock store failed" in caplog.text)
 
 
 # -- time-outs and errors -----------------------------------------------------
@@ -523,7 +523,7 @@ class Losing(redis.Connection):
 
 @pytest.fixture
 def losing_store(redis_url: str) -> Iterator[RedisStore]:
-    address = RedisStore.from_url(redis_url)._address
+    address = RedisStore.from_url(redis_url)._connections.address
     with closing(RedisStore(replace(address, connection_class=Losing))) as store:
         store.ping()
         yield store

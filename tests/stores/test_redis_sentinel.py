@@ -289,7 +289,7 @@ def test_a_server_that_is_a_replica_is_not_written_to(
     """A sentinel may be out of date: it is asked again until the time-out."""
     store = SentinelStore.from_url(redis_sentinels.url, timeout_s=2.0)
     replica = redis_sentinels.others[0]
-    store._connections._ask = lambda *_: (HOST, replica.port)  # type: ignore[method-assign]
+    store._connections._query = lambda *_: (HOST, replica.port)  # type: ignore[method-assign]
 
     with pytest.raises(StoreUnavailable, match="is a slave, not the primary"):
         store.acquire(key, claim("a"))
@@ -334,7 +334,7 @@ def test_a_url_is_read_as_kombu_does(url: str, options: dict[str, Any]) -> None:
     store: Any = open_store(url, **options)
 
     assert repr(store) == "<SentinelStore main/3 of a:1,b:2>"
-    connection = store._address.at("host", 5).connection()
+    connection = store._connections._servers.primary.at("host", 5).connection()
     assert (connection.password, connection.db, connection.host) == ("geheim", 3, "host")
 
 
@@ -350,7 +350,7 @@ def test_a_url_without_ports_and_with_tls(tmp_path: Path) -> None:
     asking = sentinel.address.connection()
     assert repr(store) == "<SentinelStore main/0 of a:26379>"
     assert (asking.port, asking.password, asking.cert_reqs) == (26379, "pw", 0)
-    assert store._address.connection().ca_certs == str(authority)
+    assert store._connections._servers.primary.connection().ca_certs == str(authority)
 
 
 def test_a_url_that_names_no_primary_is_told_how_to() -> None:

@@ -55,7 +55,7 @@ def _in_redis(change: Callable[[Any, Any, str], None]) -> Break:
 
 
 def _address(store: RedisStore) -> dict[str, Any]:
-    options = store._address.options
+    options = store._connections.address.options
     return {name: options[name] for name in ("host", "port", "db") if name in options}
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster: who owns which slot, and how that is learned."""
+"""The lock store on Redis Cluster: each key on the node that owns its slot."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from redis.exceptions import (
 )
 
 from celery_unique.exceptions import ConfigurationError, StoreUnavailable
+from celery_unique.stores.base import Guarantee
+from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.failover import FailOvers, ServerFacts
 from celery_unique.stores.record import Record
 
-from .commands import BATCH
 from .connections import Command, ConnectFailed, Connections
-from .failover_connections import Asked, MovingConnections, MovingStore
+from .failover_connections import FailoverConnections, Pending
 from .scripts import ACQUIRE, RECORD_ONLY
-from .store import Recent
+from .store import RedisStore, recent_keys
 from .url import Cluster, cluster_of
+from .write_behind import BATCH
 
-#: Commands without a key: any node can answer them.
+#: Commands without a key: any node can run them.
 KEYLESS = frozenset({"TIME", "PING", "SCAN"})
 SCRIPTED = frozenset({"EVAL", "EVALSHA"})
-#: Not carried out: nobody has the slot at the moment.
+#: Not run: no node serves the slot at the moment.
 NOT_NOW = frozenset({"CLUSTERDOWN", "MASTERDOWN"})
 
 
@@ -40,7 +43,7 @@ NOT_NOW = frozenset({"CLUSTERDOWN", "MASTERDOWN"})
 class _Slots:
     """The slots as one node saw them. Nodes are named by host and port."""
 
-    owners: list[str]  # by slot; empty: nobody
+    owners: list[str]  # by slot; empty: none
     replicas: dict[str, list[str]]  # by owner
 
     def primaries(self) -> list[str]:
@@ -50,13 +53,13 @@ class _Slots:
         return [*self.replicas, *(each for found in self.replicas.values() for each in found)]
 
     def failed_over_to(self, now: _Slots) -> set[tuple[str, str]]:
-        """Owners whose slots are now a replica's of theirs; other slots were only moved."""
+        """Owners, each with the replica that owns its slots now; other slots were only moved."""
         pairs = set(zip(self.owners, now.owners, strict=True))
         return {(old, new) for old, new in pairs if old and new in self.replicas[old]}
 
 
-class ClusterConnections(MovingConnections):
-    """Every command goes to the owner of its key's slot; several nodes are asked at once."""
+class ClusterConnections(FailoverConnections):
+    """Every command goes to the owner of its key's slot, to several nodes in parallel."""
 
     kind = "Redis Cluster at"
 
@@ -65,19 +68,19 @@ class ClusterConnections(MovingConnections):
         self._seeds = cluster.seeds
         self._nodes: dict[str, Connections] = {}
         self._slots: _Slots | None = None
-        self._moved: dict[int, str] = {}  # what redirections said since
+        self._moved: dict[int, str] = {}  # redirections since then
         self._is_stale = False
         self._suspects: set[str] = set()
 
     # -- where a command goes ----------------------------------------------------
 
-    def places(
-        self, asked: Sequence[Asked], deadline: float
-    ) -> list[tuple[Connections, list[Asked]]]:
-        slots = self._known(deadline)
-        by_node: dict[str, list[Asked]] = defaultdict(list)
+    def route(
+        self, pending: Sequence[Pending], deadline: float
+    ) -> list[tuple[Connections, list[Pending]]]:
+        slots = self._current_slots(deadline)
+        by_node: dict[str, list[Pending]] = defaultdict(list)
         node = ""
-        for each in reversed(asked):  # a command without a key goes with the next one that has
+        for each in reversed(pending):  # a command without a key goes with the next one that has
             try:
                 node = self._node_of(each, slots) or node or slots.primaries()[0]
             except ConnectFailed as error:
@@ -86,11 +89,11 @@ class ClusterConnections(MovingConnections):
                 by_node[node].append(each)
         return [(self._node(name), commands[::-1]) for name, commands in by_node.items()]
 
-    def _node_of(self, asked: Asked, slots: _Slots) -> str:
-        server = asked.pinned or asked.server
+    def _node_of(self, pending: Pending, slots: _Slots) -> str:
+        server = pending.pinned or pending.server
         if server is not None:
             return _name_of(server)
-        key = _key_in(asked.command)
+        key = _key_in(pending.command)
         return "" if key is None else self._owner(key, slots)
 
     def _owner(self, key: str, slots: _Slots) -> str:
@@ -104,7 +107,7 @@ class ClusterConnections(MovingConnections):
         return owner
 
     def owner_of(self, name: str) -> str:
-        """The node that has this key, as far as it is known without asking; else empty."""
+        """The node that has this key, as far as it is known without a query; else empty."""
         slots = self._slots
         if slots is None:
             return ""
@@ -114,33 +117,33 @@ class ClusterConnections(MovingConnections):
     def by_node(self, keys: Sequence[str], name_of: Callable[[str], str]) -> list[list[str]]:
         """The keys whose records lie on one node, for each node."""
         found: dict[str, list[str]] = defaultdict(list)
-        with self.told_as_unavailable():
-            slots = self._known(monotonic() + self.timeout_s)
+        with self.translated_errors():
+            slots = self._current_slots(monotonic() + self.timeout_s)
             for key in keys:
                 found[self._owner(name_of(key), slots)].append(key)
         return list(found.values())
 
-    # -- what replies say of it ----------------------------------------------------
+    # -- redirections ------------------------------------------------------------
 
-    def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
+    def redirect(self, reply: Any, pending: Pending, server: Connections) -> bool:
         if not isinstance(reply, ResponseError):
             return False
         word, slot, host, port = _redirection(reply)
-        # A node that does not know its own name means the one by which it was reached.
+        # A node that does not know its own name was reached by the right one.
         node = _name(host or _host_of(server), port)
         if word == "ASK":
-            asked.server, asked.asking = self._node(node), True
+            pending.server, pending.asking = self._node(node), True
             return True
-        if word == "NEEDSKEYS" and asked.whole is not None:
-            _name_only(asked, int(str(reply).split(" ")[1]))
+        if word == "NEEDSKEYS" and pending.whole is not None:
+            _name_only(pending, int(str(reply).split(" ")[1]))
         elif word == "TRYAGAIN":
-            _name_fewer_keys(asked)
+            _name_fewer_keys(pending)
         elif word == "MOVED":
             self._moved[slot] = node
         elif word not in NOT_NOW:
             return False
         self._is_stale = True
-        asked.server, asked.asking = None, False
+        pending.server, pending.asking = None, False
         return True
 
     def suspect(self, server: Connections) -> None:
@@ -152,9 +155,9 @@ class ClusterConnections(MovingConnections):
 
     def primaries(self, deadline: float) -> list[Connections]:
         self._is_stale = True
-        return [self._node(name) for name in self._known(deadline).primaries()]
+        return [self._node(name) for name in self._current_slots(deadline).primaries()]
 
-    def _known(self, deadline: float) -> _Slots:
+    def _current_slots(self, deadline: float) -> _Slots:
         slots = self._slots
         if slots is None or self._is_stale:
             self._is_stale = False
@@ -162,13 +165,13 @@ class ClusterConnections(MovingConnections):
         return slots
 
     def _learn(self, deadline: float) -> _Slots:
-        """Ask one node after another, first those that seem to be alive."""
+        """Query one node after another, first those that seem to be alive."""
         problem: Exception | None = None
-        for node in self._to_ask():
+        for node in self._candidates():
             # A node that hangs must leave time for the others and for the act.
             until = min(deadline, monotonic() + self.timeout_s / 4)
             try:
-                slots = _slots_of(node.ask(("CLUSTER", "SLOTS"), until), _host_of(node))
+                slots = _slots_of(node.query(("CLUSTER", "SLOTS"), until), _host_of(node))
             except (RedisError, OSError) as error:
                 problem = problem if isinstance(problem, ResponseError) else error
                 continue
@@ -178,8 +181,8 @@ class ClusterConnections(MovingConnections):
         self._is_stale = True
         raise problem or ConnectFailed("no node knows who owns the slots")
 
-    def _to_ask(self) -> list[Connections]:
-        # Where the last redirection led is the best informed.
+    def _candidates(self) -> list[Connections]:
+        # The target of the last redirection is the best informed.
         names = list(self._moved.values())[::-1]
         names += self._slots.nodes() if self._slots else ()
         names += [_name_of_address(seed.options) for seed in self._seeds]
@@ -199,7 +202,7 @@ class ClusterConnections(MovingConnections):
         if node is None:
             host, _, port = name.rpartition(":")
             address = self._seeds[0].at(host, int(port))
-            # Two threads may make it at once: the same one for both.
+            # Two threads may create it at the same time: the same one for both.
             node = self._nodes.setdefault(name, Connections(address, self.timeout_s))
         return node
 
@@ -212,9 +215,9 @@ class ClusterConnections(MovingConnections):
 
 
 def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
-    """The word that the reply begins with, and for MOVED and ASK the slot, host and port.
+    """The first word of the reply, and for MOVED and ASK the slot, host and port.
 
-    Newer redis-py makes a class of the word and takes it from the text.
+    Newer redis-py removes the word from the text and has a class for it.
     """
     if isinstance(reply, AskError):
         word = "MOVED" if isinstance(reply, MovedError) else "ASK"
@@ -230,28 +233,28 @@ def _redirection(reply: ResponseError) -> tuple[str, int, str, int]:
     return word, int(facts[0]), host, int(port)
 
 
-def _name_fewer_keys(asked: Asked) -> None:
+def _name_fewer_keys(pending: Pending) -> None:
     """In a slot that is being moved, keys that do not exist must not be named beside others.
 
-    A key without followers and with few marks, which is nearly every one, has only its record. An
-    act that is about followers needs them named, but hardly ever the marks beside the record.
+    A key without followers and with few marks, as nearly every one, has only its record. Acts on
+    followers need these named, but hardly ever the marks beside the record.
     """
-    whole = asked.whole or asked.command
+    whole = pending.whole or pending.command
     name, script, number, *rest = whole
     if name not in SCRIPTED or number != 4:
         return
-    asked.whole = whole
-    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-3] != ""
-    _name_only(asked, 1 if script in RECORD_ONLY and not adds_a_follower else 3)
+    pending.whole = whole
+    adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-3] != ""  # claim.join
+    _name_only(pending, 1 if script in RECORD_ONLY and not adds_a_follower else 3)
 
 
-def _name_only(asked: Asked, number: int) -> None:
-    """The keys that exist, as the script has said: with the record the marks beside it, or the
+def _name_only(pending: Pending, number: int) -> None:
+    """Name so many keys, as the script has requested: with the record the marks beside it, or the
     followers and the due set, or all of them."""
-    name, script, _, record, followers, due, marks, *rest = asked.whole or asked.command
+    name, script, _, record, followers, due, marks, *rest = pending.whole or pending.command
     some = {1: (record,), 2: (record, marks), 3: (record, followers, due)}
     keys = some.get(number, (record, followers, due, marks))
-    asked.command = (name, script, len(keys), *keys, *rest)
+    pending.command = (name, script, len(keys), *keys, *rest)
 
 
 def _key_in(command: Command) -> str | None:
@@ -260,12 +263,13 @@ def _key_in(command: Command) -> str | None:
     return None if command[0] in KEYLESS else str(command[1])
 
 
-def _slots_of(reply: list[Any], asked_host: str) -> _Slots:
+def _slots_of(reply: list[Any], default: str) -> _Slots:
     owners = [""] * REDIS_CLUSTER_HASH_SLOTS
     replicas: dict[str, list[str]] = {}
     for first, last, *nodes in reply:
-        # Without a name, a node is reached at the host that was asked.
-        owner, *others = [_name((each[0] or b"").decode() or asked_host, each[1]) for each in nodes]
+        # A node without a name is reached at the host that was queried.
+        named = [_name((host or b"").decode() or default, port) for host, port, *_ in nodes]
+        owner, *others = named
         owners[first : last + 1] = [owner] * (last + 1 - first)
         replicas.setdefault(owner, others)
     return _Slots(owners, replicas)
@@ -287,52 +291,48 @@ def _host_of(server: Connections) -> str:
     return str(server.address.options.get("host") or "localhost")
 
 
-class ClusterStore(MovingStore):
+class ClusterStore(RedisStore):
     """Every key on one of several primaries."""
 
+    guarantee: Guarantee = "best-effort"
     mechanism = (
         "one Lua script for each act, run atomically by the cluster node that owns the key; "
         "a fail-over loses what was not replicated yet"
     )
+    piggyback_limit = 0  # their keys may be on another node, which may be unavailable
 
-    servers_of = staticmethod(cluster_of)
-
+    _read_url = staticmethod(cluster_of)
+    _connections_class = ClusterConnections
     _connections: ClusterConnections
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-    ) -> None:
+    def __init__(self, servers: Cluster, *, key_prefix: str = "", **options: Any) -> None:
         if "{" in key_prefix:
             raise ConfigurationError(
                 "global_keyprefix has a brace, which would decide the cluster's slot in place of "
                 "the key: leave it out",
                 setting="broker_transport_options",
             )
-        super().__init__(
-            cluster.seeds[0],
-            namespace=namespace,
-            timeout_s=timeout_s,
-            key_prefix=key_prefix,
-            connections=ClusterConnections(cluster, timeout_s),
-        )
+        super().__init__(servers, key_prefix=key_prefix, **options)
+
+    @property
+    def failovers(self) -> FailOvers:
+        return self._connections.failovers
+
+    def servers(self) -> list[ServerFacts]:
+        return self._connections.facts()
 
     def shard_of(self, key: str) -> str:
-        """The node that holds the key: the others answer without it."""
+        """The node that holds the key: it fails independently of the others."""
         return self._connections.owner_of(self._layout.name_of(key))
 
     def ping(self) -> None:
-        """Every primary must answer: each has locks of its own."""
+        """Every primary must reply: each has its own locks."""
         for server in self._connections.primaries_now():
             self._connections.exchange([("PING",)], server=server)
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
-        """A node that does not answer is raised at the end, after the locks of the others."""
-        seen = Recent()  # a slot that moves meanwhile is met on two nodes
+        """An unavailable node is raised at the end, after the locks of the others."""
+        seen = recent_keys()  # a slot that moves meanwhile is scanned on two nodes
         problem: StoreUnavailable | None = None
         for server in self._connections.primaries_now():
             try:
@@ -345,12 +345,12 @@ class ClusterStore(MovingStore):
             raise problem
 
     def _walk_node(
-        self, server: Connections, batch: int, stop_at: float, seen: Recent
+        self, server: Connections, batch: int, stop_at: float, seen: BoundedDict[str, None]
     ) -> Iterator[tuple[str, Record]]:
         cursor = 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
-            [reply] = self._checked(self._connections.exchange([scan], server=server))
+            [reply] = self._commands.check(self._connections.exchange([scan], server=server))
             keys = self._new_keys(reply[1], seen)
             for of_one_node in self._connections.by_node(keys, self._layout.name_of):
                 yield from self._read_all(of_one_node)

@@ -1,4 +1,4 @@
-"""The connections of one store: idle ones are kept, and every exchange has one deadline."""
+"""Connections to one Redis server: idle ones are reused, and every exchange has one deadline."""
 
 from __future__ import annotations
 
@@ -13,54 +13,61 @@ from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import TimeoutError as TimedOut
 
 from celery_unique.exceptions import StoreUnavailable
+from celery_unique.stores.diagnosis import Diagnosis
 
+from .diagnosis import QUESTIONS, diagnosis_of
 from .url import Address, Connection
 
 pack_command: Callable[[Command], bytes] | None
 try:
     from hiredis import pack_command
-except ImportError:  # it is faster, and not needed
+except ImportError:  # optional, and faster
     pack_command = None
 
 Command = tuple[Any, ...]
-#: The command as it is sent again after its reply was lost.
-Again = Callable[[Command], Command]
+#: Returns the command as it is sent again after its reply was lost.
+Resend = Callable[[Command], Command]
 
-#: More than these are closed when a burst of threads or greenlets is over.
+#: Connections beyond these are closed after a burst of threads or greenlets.
 MOST_IDLE = 64
 
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
-class Exchanging(Protocol):
+class AnyConnections(Protocol):
     """What a store needs of its connections, to one server or to several."""
 
     timeout_s: float
 
     @property
     def label(self) -> str:
-        """Where the locks are, without credentials."""
+        """The address of the locks, without credentials."""
 
-    def exchange(self, commands: Sequence[Command], again: Again | None = None) -> list[Any]: ...
+    def exchange(self, commands: Sequence[Command], resend: Resend | None = None) -> list[Any]:
+        """Send all commands and return a reply, or an error reply, for each."""
 
-    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
-        """``exchange`` in two steps: what is returned waits for the replies, once."""
+    def begin(
+        self, commands: Sequence[Command], resend: Resend | None = None
+    ) -> Callable[[], list[Any]]:
+        """``exchange`` in two steps: the returned function waits for the replies, once."""
 
     def unavailable(self, error: Exception) -> StoreUnavailable: ...
+
+    def diagnose(self) -> Diagnosis: ...
 
     def close(self) -> None: ...
 
 
 class Connections:
-    """Connects on first use, and again when a connection turns out to be dead.
+    """Connects on first use, and again when a connection turns out to be broken.
 
-    Own code in place of redis-py's pool and client, whose retries know no total time.
+    Replaces redis-py's pool and client, whose retries have no total time limit.
     """
 
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        # A list as a stack: append and pop are atomic, and the warmest is used again first.
+        # A list as a stack: append and pop are atomic, and the most recent one is reused first.
         self._idle: list[Connection] = []
         _pools.add(self)
 
@@ -68,45 +75,32 @@ class Connections:
     def label(self) -> str:
         return self.address.label
 
-    def exchange(self, commands: Sequence[Command], again: Again | None = None) -> list[Any]:
-        """Send all commands at once and return a reply, or an error reply, for each.
+    def exchange(self, commands: Sequence[Command], resend: Resend | None = None) -> list[Any]:
+        return self.begin(commands, resend)()
 
-        A connection that breaks is replaced once, and what had no reply is sent
-        again, changed by ``again``: the server may have carried it out before.
-        """
-        deadline = monotonic() + self.timeout_s
-        replies: list[Any] = []
-        try:
-            try:
-                self._exchange(commands, replies, deadline, self.take(deadline))
-            except Disconnected:
-                left = commands[len(replies) :]
-                left = [again(command) for command in left] if again else left
-                self._exchange(left, replies, deadline, self.connect(deadline))
-        except (RedisError, OSError) as error:
-            raise self.unavailable(error) from error
-        return replies
+    def begin(
+        self, commands: Sequence[Command], resend: Resend | None = None
+    ) -> Callable[[], list[Any]]:
+        """The time-out does not count what happens between the two steps.
 
-    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
-        """``exchange`` in two steps: what is returned waits for the replies, once.
-
-        The time-out does not count what happens in between.
+        A connection that breaks is replaced once, and commands without a reply are sent again,
+        changed by ``resend``: the server may have run them before.
         """
         deadline = monotonic() + self.timeout_s
         try:
             connection: Connection | None = self.take(deadline)
             try:
-                _send(connection, commands)
+                send(connection, commands)
             except Disconnected:
                 connection = None
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
         left_s = deadline - monotonic()
-        under_way = [connection]
+        in_flight = [connection]
 
         def wait() -> list[Any]:
-            # Taken out: once it is idle again, replies on it are those of somebody else.
-            connection = under_way.pop()
+            # Removed: once it is idle again, replies on it belong to another caller.
+            connection = in_flight.pop()
             deadline = monotonic() + left_s
             replies: list[Any] = []
             try:
@@ -116,7 +110,8 @@ class Connections:
                     set_deadline(connection, deadline)
                     self._receive(len(commands), replies, deadline, connection)
                 except Disconnected:
-                    left = [again(command) for command in commands[len(replies) :]]
+                    left = commands[len(replies) :]
+                    left = [resend(command) for command in left] if resend else left
                     self._exchange(left, replies, deadline, self.connect(deadline))
             except (RedisError, OSError) as error:
                 raise self.unavailable(error) from error
@@ -131,7 +126,7 @@ class Connections:
         deadline: float,
         connection: Connection,
     ) -> None:
-        _send(connection, commands)
+        send(connection, commands)
         self._receive(len(commands), replies, deadline, connection)
 
     def _receive(
@@ -139,19 +134,19 @@ class Connections:
     ) -> None:
         try:
             for n in range(number):
-                if n:  # a socket's time-out starts again with every reply, ours does not
+                if n:  # a socket's time-out restarts with every reply, the deadline does not
                     set_deadline(connection, deadline)
                 replies.append(reply_of(connection))
-        except BaseException:  # a time limit of the caller's too: a reply is still to come
+        except BaseException:  # also a time limit of the caller: a reply is still to come
             connection.disconnect()
             raise
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
             connection.disconnect()
-            self.close()  # the server is a replica now: the name may lead to another one
+            self.close()  # the server is a replica now: the name may resolve to another one
         else:
             self.keep(connection)
 
-    def ask(self, command: Command, deadline: float) -> Any:
+    def query(self, command: Command, deadline: float) -> Any:
         """The reply to one command, without another attempt; an error reply is raised."""
         replies: list[Any] = []
         self._exchange([command], replies, deadline, self.take(deadline))
@@ -160,7 +155,7 @@ class Connections:
         return replies[0]
 
     def keep(self, connection: Connection) -> None:
-        """A connection that has been told everything: for the next one who asks."""
+        """Reuse a connection on which no reply is outstanding."""
         if len(self._idle) < MOST_IDLE:
             self._idle.append(connection)
         else:
@@ -179,9 +174,9 @@ class Connections:
         return self.connect(deadline)
 
     def connect(self, deadline: float) -> Connection:
-        """A new connection. A quarter of the time to connect, and for each step of the handshake.
+        """A new connection, with a quarter of the time to connect and for each handshake step.
 
-        Those are AUTH and SELECT: what is left is for the act itself.
+        Those are AUTH and SELECT: the rest of the time is for the act itself.
         """
         connection = self.address.connection()
         step = min(self.timeout_s / 4, max(deadline - monotonic(), 0.001))
@@ -195,10 +190,13 @@ class Connections:
             raise ConnectFailed(str(error)) from error
         return connection
 
+    def diagnose(self) -> Diagnosis:
+        return diagnosis_of(self.exchange(QUESTIONS))
+
     def unavailable(self, error: Exception) -> StoreUnavailable:
-        what = self.address.conceal(what_happened(error, self.timeout_s))
+        problem = self.address.conceal(describe(error, self.timeout_s))
         return StoreUnavailable(
-            f"The lock store, Redis at {self.address.label}, {what}. "
+            f"The lock store, Redis at {self.address.label}, {problem}. "
             "Check that the server runs and that unique_store_url leads to it",
             store=self.address.label,
         )
@@ -213,16 +211,17 @@ class ConnectFailed(RedisError):
     """Not a Disconnected: nothing was sent, and another attempt would fail as well."""
 
 
-def what_happened(error: Exception, timeout_s: float) -> str:
+def describe(error: Exception, timeout_s: float) -> str:
+    """The error as a verb phrase whose subject is the store."""
     reason = (error.__cause__ or error) if isinstance(error, ConnectFailed) else error
     if isinstance(reason, TimedOut):
-        # Whichever of the two this store was opened with: the gate has a store of its own.
+        # Whichever of the two this store was opened with: the gate has its own store.
         settings = "unique_store_timeout, or unique_gate_timeout where a task starts"
         return f"did not answer in time, {timeout_s:g} s ({settings})"
-    said = str(reason).rstrip(".")  # it stands within a sentence
+    text = str(reason).rstrip(".")
     if isinstance(reason, (ResponseError, AuthenticationError)):
-        return f"refused: {said}"
-    return f"cannot be reached: {said}"
+        return f"refused: {text}"
+    return f"cannot be reached: {text}"
 
 
 def is_open(connection: Connection) -> bool:
@@ -233,29 +232,27 @@ def is_open(connection: Connection) -> bool:
         return False
 
 
-def _send(connection: Connection, commands: Sequence[Command]) -> None:
+def send(connection: Connection, commands: Sequence[Command]) -> None:
     try:
-        connection.send_packed_command(packed(connection, commands), check_health=False)
+        connection.send_packed_command(_packed(connection, commands), check_health=False)
     except BaseException:
         connection.disconnect()
         raise
 
 
-def packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
-    """The commands as bytes. hiredis makes them in one step; redis-py looks at each argument
-    before it asks hiredis."""
-    commands = [_as_text(command) for command in commands]
+def _packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
+    """The commands as bytes. hiredis packs in one step; redis-py checks each argument first."""
+    # hiredis gets text only: it converts a number by calling Python, and a signal handler that
+    # raises at that moment ends the process with a segmentation fault.
+    commands = [
+        tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
+        for command in commands
+    ]
     if pack_command is None:
         return connection.pack_commands(commands)  # type: ignore[no-any-return]
     if len(commands) == 1:
         return [pack_command(commands[0])]
     return [b"".join([pack_command(command) for command in commands])]
-
-
-def _as_text(command: Command) -> Command:
-    """hiredis gets text only: it turns a number into text by calling Python, and a signal whose
-    handler raises just then ends the process with a segmentation fault."""
-    return tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
 
 
 def set_deadline(connection: Connection, deadline: float) -> None:
@@ -267,7 +264,7 @@ def set_deadline(connection: Connection, deadline: float) -> None:
 
 
 def reply_of(connection: Connection) -> Any:
-    """The next reply; a refusal of the command is a reply too."""
+    """The next reply; an error reply is returned, not raised."""
     try:
         return connection.read_response()
     except ResponseError as error:
@@ -275,7 +272,7 @@ def reply_of(connection: Connection) -> Any:
 
 
 def _forget_after_fork() -> None:
-    # Only forgotten, not shut down: the sockets are the parent's.
+    # Forgotten, not shut down: the sockets belong to the parent.
     for pool in _pools:
         pool._idle = []
 

@@ -10,12 +10,10 @@ from typing import Any
 from celery_unique.stores.diagnosis import Diagnosis, Finding
 from celery_unique.stores.failover import ServerFacts
 
-from .connections import Command
-
 __all__ = ["QUESTIONS", "Diagnosis", "diagnosis_of", "diagnosis_of_all", "server_facts"]
 
 #: Answers to these make the diagnosis; an answer may be an error of a user without the rights.
-QUESTIONS: tuple[Command, ...] = (("INFO",), ("CONFIG", "GET", "save"))
+QUESTIONS: tuple[tuple[str, ...], ...] = (("INFO",), ("CONFIG", "GET", "save"))
 
 OLDEST = (6, 2)
 ROLES = {"master": "primary", "slave": "replica"}

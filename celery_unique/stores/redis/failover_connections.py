@@ -1,71 +1,78 @@
-"""Servers that change places: an act follows them, within the time that it has."""
+"""Connections to servers that fail over: commands follow the primary within their time-out."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as TimedOut
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores.base import Guarantee
+from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.failover import FailOvers, ServerFacts
 
-from . import diagnosis
 from .connections import (
-    Again,
     Command,
     ConnectFailed,
     Connections,
-    packed,
+    Resend,
+    describe,
     reply_of,
+    send,
     set_deadline,
-    what_happened,
 )
-from .diagnosis import server_facts
-from .store import RedisStore
+from .diagnosis import QUESTIONS, diagnosis_of_all, server_facts
 from .url import Connection
 
 _NO_REPLY: Any = object()
-#: Between two attempts, seconds; the last one repeats. The first is at once: whoever was sent
-#: to another server can go there.
-PAUSES = (0.0, 0.005, 0.01, 0.02, 0.05)
+#: Between two attempts, seconds; the last one repeats. The first is immediate: a redirected
+#: command can go to the other server.
+PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.05)
 
 
 @dataclass(slots=True)
-class Asked:
-    """One command on its way to its reply."""
+class Pending:
+    """One command that has no reply yet."""
 
     place: int  # of its reply
     command: Command
-    pinned: Connections | None = None  # the one server that can answer it
-    server: Connections | None = None  # where it was sent on to; None: wherever its key is
+    pinned: Connections | None = None  # the only server that can reply
+    server: Connections | None = None  # where it was redirected to; None: the owner of its key
     asking: bool = False  # that server does not own the slot yet
     reason: Exception | None = None  # why there is no reply yet
-    whole: Command | None = None  # the command, where only a part of its keys was named
+    whole: Command | None = None  # the command, where only some of its keys were named
+
+    def postpone(self, reason: Exception, resend: Resend | None = None) -> None:
+        """Prepare it for the next attempt, as it was at first; ``resend``: it may have run."""
+        self.server, self.asking, self.reason = None, False, reason
+        self.command, self.whole = self.whole or self.command, None
+        if resend is not None:
+            self.command = resend(self.command)
 
 
 @dataclass(slots=True)
 class _Flight:
+    """Commands on one connection whose replies are outstanding."""
+
     server: Connections
     connection: Connection
-    asked: list[Asked]
+    pending: list[Pending]
 
 
-class MovingConnections(ABC):
-    """Connections to whichever servers have the locks at the moment.
+class FailoverConnections(ABC):
+    """Connections to the servers that hold the locks at the moment.
 
-    A command that a server did not carry out (it is a replica now, the slot has moved, it is
-    gone) is sent to the right one, again and again until the time-out: a fail-over that is
-    over by then costs the caller only time. What may have been carried out is sent again as
-    ``again`` changes it. A time-out is not: see :class:`~.connections.Connections`.
+    A command that a server did not run (it is a replica now, the slot has moved, it is gone) is
+    repeated on the right one until the time-out: a fail-over that finishes by then costs the
+    caller only time. A command that may have run is repeated as ``resend`` changes it, but not
+    after a time-out: see :class:`~.connections.Connections`.
     """
 
     kind: str
@@ -78,24 +85,24 @@ class MovingConnections(ABC):
     # -- what differs ----------------------------------------------------------
 
     @abstractmethod
-    def places(
-        self, asked: Sequence[Asked], deadline: float
-    ) -> Iterable[tuple[Connections, list[Asked]]]:
-        """Which server is to be sent what, in the order in which it was asked. What nobody can
-        answer at the moment is left out, with the reason."""
+    def route(
+        self, pending: Sequence[Pending], deadline: float
+    ) -> Iterable[tuple[Connections, list[Pending]]]:
+        """The commands by server, in their order. One that no server can run at the moment is
+        left out, with the reason."""
 
     @abstractmethod
-    def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
-        """Whether the reply only tells that the command was not carried out, and is to be
-        sent to another server or at another time."""
+    def redirect(self, reply: Any, pending: Pending, server: Connections) -> bool:
+        """Prepare the command for another server or another time, if the reply only means that
+        this server did not run it."""
 
     @abstractmethod
     def suspect(self, server: Connections) -> None:
-        """It did not answer: look for another one before the next attempt."""
+        """It did not reply: look for another one before the next attempt."""
 
     @abstractmethod
     def primaries(self, deadline: float) -> list[Connections]:
-        """Every server that has locks."""
+        """Every server that holds locks."""
 
     @abstractmethod
     def conceal(self, text: str) -> str:
@@ -103,73 +110,72 @@ class MovingConnections(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of idle connections."""
+        """Close idle connections."""
 
-    # -- asking ----------------------------------------------------------------
+    # -- exchanges -------------------------------------------------------------
 
     def exchange(
         self,
         commands: Sequence[Command],
-        again: Again | None = None,
+        resend: Resend | None = None,
         server: Connections | None = None,
     ) -> list[Any]:
-        """A reply, or an error reply, for each command; ``server``: all of them from this one.
+        """A reply, or an error reply, for each command; ``server``: send all of them to this one.
 
-        A server that does not answer is an error, StoreUnavailable, in the place of its replies:
-        it concerns no other server's. Raised where no command was answered.
+        For a server that does not reply, the replies are StoreUnavailable: other servers are not
+        affected. If no command got a reply, that error is raised.
         """
         deadline = monotonic() + self.timeout_s
         replies: list[Any] = [_NO_REPLY] * len(commands)
-        asked = [Asked(n, command, pinned=server) for n, command in enumerate(commands)]
+        pending = [Pending(n, command, pinned=server) for n, command in enumerate(commands)]
         problem: Exception = TimedOut("no time is left")
         tries = 0
         try:
-            left = asked
-            while left := self._attempt(left, replies, deadline, again):
-                self.pause(tries, deadline, left[0].reason)
+            left = pending
+            while left := self._attempt(left, replies, deadline, resend):
+                pause = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+                if monotonic() + pause >= deadline:
+                    raise left[0].reason or problem
+                if pause:
+                    time.sleep(pause)
                 tries += 1
         except (RedisError, OSError) as error:
             problem = error
-        silent = [each for each in asked if replies[each.place] is _NO_REPLY]
-        if silent and len(silent) == len(commands):
-            problem = silent[0].reason or problem
+        unanswered = [each for each in pending if replies[each.place] is _NO_REPLY]
+        if unanswered and len(unanswered) == len(commands):
+            problem = unanswered[0].reason or problem
             raise self.unavailable(problem, server) from problem
-        for each in silent:
+        for each in unanswered:
             replies[each.place] = self.unavailable(each.reason or problem, server)
         return replies
 
-    def begin(self, commands: Sequence[Command], again: Again) -> Callable[[], list[Any]]:
-        """Asks at once: which server is the right one shows in its reply."""
-        replies = self.exchange(commands, again)
+    def begin(
+        self, commands: Sequence[Command], resend: Resend | None = None
+    ) -> Callable[[], list[Any]]:
+        """Waits immediately: which server is the right one shows in its reply."""
+        replies = self.exchange(commands, resend)
         return lambda: replies
-
-    def pause(self, tries: int, deadline: float, reason: Exception | None) -> None:
-        pause = PAUSES[min(tries, len(PAUSES) - 1)]
-        if monotonic() + pause >= deadline:
-            raise reason or TimedOut("no time is left")
-        if pause:
-            time.sleep(pause)
 
     def _attempt(
         self,
-        asked: list[Asked],
+        pending: list[Pending],
         replies: list[Any],
         deadline: float,
-        again: Again | None,
-    ) -> list[Asked]:
-        """Ask all servers at once; what is left has to be asked again. That is not so for what a
-        server does not answer in time: it may have been carried out."""
+        resend: Resend | None,
+    ) -> list[Pending]:
+        """Send to all servers, then receive; returns what has to be sent again. A command whose
+        server timed out is not among them: it may have run."""
         flights: list[_Flight] = []
-        places = list(self.places(asked, deadline))
-        placed = {each.place for _, for_it in places for each in for_it}
-        left = [each for each in asked if each.place not in placed]
+        routes = list(self.route(pending, deadline))
+        routed = {each.place for _, to_it in routes for each in to_it}
+        left = [each for each in pending if each.place not in routed]
         try:
-            for server, for_it in places:
-                left += self._send(server, for_it, flights, deadline, again)
+            for server, to_it in routes:
+                left += self._send(server, to_it, flights, deadline, resend)
             while flights:
-                left += self._receive(flights[0], replies, deadline, again)
+                left += self._receive(flights[0], replies, deadline, resend)
                 del flights[0]
-                # Behind a server that took all the time: the replies of the others have arrived.
+                # If a server took all the time: the replies of the others have arrived.
                 deadline = max(deadline, monotonic() + self.timeout_s / 20)
         except BaseException:  # replies are still to come
             for flight in flights:
@@ -180,56 +186,44 @@ class MovingConnections(ABC):
     def _send(
         self,
         server: Connections,
-        asked: list[Asked],
+        pending: list[Pending],
         flights: list[_Flight],
         deadline: float,
-        again: Again | None,
-    ) -> list[Asked]:
+        resend: Resend | None,
+    ) -> list[Pending]:
         try:
             connection = server.take(deadline)
         except ConnectFailed as error:
-            self.suspect(server)
-            return _put_off(asked, error)
+            return self._postpone(server, pending, error)
         commands: list[Command] = []
-        for each in asked:
+        for each in pending:
             commands += [("ASKING",), each.command] if each.asking else [each.command]
         try:
-            connection.send_packed_command(packed(connection, commands), check_health=False)
+            send(connection, commands)
         except Disconnected as error:
-            connection.disconnect()
-            self.suspect(server)
-            return _put_off(asked, error, again)
-        except BaseException:
-            connection.disconnect()
-            raise
-        flights.append(_Flight(server, connection, asked))
+            return self._postpone(server, pending, error, resend)
+        flights.append(_Flight(server, connection, pending))
         return []
 
     def _receive(
-        self,
-        flight: _Flight,
-        replies: list[Any],
-        deadline: float,
-        again: Again | None,
-    ) -> list[Asked]:
-        left: list[Asked] = []
-        for n, each in enumerate(flight.asked):
+        self, flight: _Flight, replies: list[Any], deadline: float, resend: Resend | None
+    ) -> list[Pending]:
+        left: list[Pending] = []
+        for n, each in enumerate(flight.pending):
             try:
-                # A socket's time-out starts again with every reply, ours does not.
+                # A socket's time-out restarts with every reply, the deadline does not.
                 set_deadline(flight.connection, deadline)
                 if each.asking:
                     reply_of(flight.connection)
                 reply = reply_of(flight.connection)
             except Disconnected as error:
                 flight.connection.disconnect()
-                self.suspect(flight.server)
-                return left + _put_off(flight.asked[n:], error, again)
+                return left + self._postpone(flight.server, flight.pending[n:], error, resend)
             except TimedOut as error:
                 flight.connection.disconnect()
-                self.suspect(flight.server)
-                _put_off(flight.asked[n:], error)
+                self._postpone(flight.server, flight.pending[n:], error)
                 return left
-            if self.sent_elsewhere(reply, each, flight.server):
+            if self.redirect(reply, each, flight.server):
                 each.reason = reply
                 left.append(each)
             else:
@@ -237,95 +231,59 @@ class MovingConnections(ABC):
         flight.server.keep(flight.connection)
         return left
 
-    # -- for people --------------------------------------------------------------
+    def _postpone(
+        self,
+        server: Connections,
+        pending: list[Pending],
+        reason: Exception,
+        resend: Resend | None = None,
+    ) -> list[Pending]:
+        self.suspect(server)
+        for each in pending:
+            each.postpone(reason, resend)
+        return pending
+
+    # -- for operators -----------------------------------------------------------
 
     def primaries_now(self) -> list[Connections]:
-        with self.told_as_unavailable():
+        with self.translated_errors():
             return self.primaries(monotonic() + self.timeout_s)
 
     def facts(self) -> list[ServerFacts]:
-        """What every primary says of its replication. Needs the permission for INFO."""
+        """The replication state of every primary. Needs the permission for INFO."""
         deadline = monotonic() + self.timeout_s
-        with self.told_as_unavailable():
-            return [_facts_of(server, deadline) for server in self.primaries(deadline)]
+        with self.translated_errors():
+            return [
+                server_facts(name_of(server), server.query(("INFO", "replication"), deadline))
+                for server in self.primaries(deadline)
+            ]
+
+    def diagnose(self) -> Diagnosis:
+        """Of every primary: each has its own configuration and its own locks."""
+        replies = {
+            name_of(server): self.exchange(QUESTIONS, server=server)
+            for server in self.primaries_now()
+        }
+        return diagnosis_of_all(replies)
 
     @contextmanager
-    def told_as_unavailable(self, server: Connections | None = None) -> Iterator[None]:
-        """Errors of the driver in the words of the contract; ``server``: the one that is meant."""
+    def translated_errors(self) -> Iterator[None]:
+        """Raise StoreUnavailable for errors of the driver."""
         try:
             yield
         except (RedisError, OSError) as error:
-            raise self.unavailable(error, server) from error
+            raise self.unavailable(error) from error
 
     def unavailable(self, error: Exception, server: Connections | None = None) -> StoreUnavailable:
         which = f"its server {name_of(server)}, " if server is not None else ""
         return StoreUnavailable(
             f"The lock store, {self.kind} {self.label}, {which}"
-            f"{self.conceal(what_happened(error, self.timeout_s))}. Check that a primary can be "
+            f"{self.conceal(describe(error, self.timeout_s))}. Check that a primary can be "
             "reached and that unique_store_url leads to it; a fail-over may be under way",
             store=self.label,
         )
 
 
-def _put_off(asked: list[Asked], reason: Exception, again: Again | None = None) -> list[Asked]:
-    for each in asked:
-        each.server, each.asking, each.reason = None, False, reason
-        each.command, each.whole = each.whole or each.command, None
-        if again is not None:
-            each.command = again(each.command)
-    return asked
-
-
-def _facts_of(server: Connections, deadline: float) -> ServerFacts:
-    return server_facts(name_of(server), server.ask(("INFO", "replication"), deadline))
-
-
 def name_of(server: Connections) -> str:
-    """Its host and port, for people."""
+    """Its host and port."""
     return server.address.label.rpartition("/")[0]
-
-
-class MovingStore(RedisStore):
-    """As on one Redis, but for what is lost when a replica takes its primary's place."""
-
-    guarantee: Guarantee = "best-effort"
-    #: They may be another server's, and that may be away.
-    takes_along = 0
-
-    #: What a URL and its options say of the servers: what the store is made of.
-    servers_of: ClassVar[Callable[..., Any]]
-
-    _connections: MovingConnections
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-        ssl: Mapping[str, Any] | bool | None = None,
-        **options: Any,
-    ) -> Self:
-        """``ssl`` is as ``broker_use_ssl``; other options are those of redis-py's connections,
-        and behind sentinels kombu's."""
-        servers = cls.servers_of(url, ssl=ssl, **options)
-        return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
-
-    @property
-    def failovers(self) -> FailOvers:
-        return self._connections.failovers
-
-    def servers(self) -> list[ServerFacts]:
-        return self._connections.facts()
-
-    def diagnose(self) -> diagnosis.Diagnosis:
-        """Of every primary: each is set up for itself, and has locks of its own."""
-        connections = self._connections
-        return diagnosis.diagnosis_of_all(
-            {
-                name_of(server): connections.exchange(diagnosis.QUESTIONS, server=server)
-                for server in connections.primaries_now()
-            }
-        )

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from celery_unique.stores.record import BESIDE, Mark, Record, TaskEntry
-from celery_unique.stores.record_followers import Following, typed
+from celery_unique.stores.record_followers import Following, Joined, typed
 
 #: Part of the key version: a key, and what later belongs to it, share one cluster slot.
 BUCKETS = 64
@@ -115,6 +115,12 @@ def record_of(fields: list[bytes], now: int) -> Record:
             task.task_name = task_name
     record.purge(now)
     return record
+
+
+def joined_of(value: bytes) -> Joined:
+    """A follower from its field in the second hash: a line of JSON, and the message."""
+    facts, _, message = value.partition(b"\n")
+    return Joined.of(json.loads(facts), message.decode())
 
 
 def _literally(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Locks on a primary that sentinels watch over, wherever it is at the moment."""
+"""The lock store on the primary that Redis sentinels monitor."""
 
 from __future__ import annotations
 
@@ -9,52 +9,27 @@ from typing import Any
 from redis.exceptions import MasterDownError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as TimedOut
 
+from celery_unique.stores.base import Guarantee
+from celery_unique.stores.failover import FailOvers, ServerFacts
+
 from .connections import ConnectFailed, Connections
-from .failover_connections import Asked, MovingConnections, MovingStore
+from .failover_connections import FailoverConnections, Pending
+from .store import RedisStore
 from .url import Connection, Sentinels, sentinels_of
 
-#: With these a server says that it is no primary, or has lost its replicas. Nothing was carried
-#: out. In the text too: Redis 6.2 wraps what a command inside a script is refused with.
+#: Replies of a server that is no primary, or has lost its replicas: it ran nothing. In the text
+#: too: Redis 6.2 wraps the error of a command inside a script.
 NOT_NOW = (ReadOnlyError, MasterDownError)
 NOT_NOW_IN_TEXT = ("READONLY", "NOREPLICAS", "MASTERDOWN")
 
-#: How often the sentinels are asked while all goes well.
-ASK_EVERY_S = 1.0
-
-
-class SentinelStore(MovingStore):
-    """All keys on the one primary that the sentinels name."""
-
-    mechanism = (
-        "one Lua script for each act, run atomically by the primary that the sentinels name; "
-        "a fail-over loses what was not replicated yet"
-    )
-
-    servers_of = staticmethod(sentinels_of)
-
-    _connections: SentinelConnections
-
-    def __init__(
-        self,
-        servers: Sentinels,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-    ) -> None:
-        super().__init__(
-            servers.primary,
-            namespace=namespace,
-            timeout_s=timeout_s,
-            key_prefix=key_prefix,
-            connections=SentinelConnections(servers, timeout_s),
-        )
+#: How often a sentinel is queried while the primary replies.
+QUERY_EVERY_S = 1.0
 
 
 class _Primary(Connections):
     """Connections that are made only to a primary.
 
-    A server that was demoted, or has not been promoted yet, answers as well.
+    A server that was demoted, or has not been promoted yet, replies as well.
     """
 
     def connect(self, deadline: float) -> Connection:
@@ -71,26 +46,26 @@ class _Primary(Connections):
         return connection
 
 
-class SentinelConnections(MovingConnections):
-    """All commands go to the one primary; the sentinels say where it is."""
+class SentinelConnections(FailoverConnections):
+    """All commands go to the one primary whose address the sentinels report."""
 
     kind = "Redis behind sentinels,"
 
     def __init__(self, servers: Sentinels, timeout_s: float) -> None:
         super().__init__(servers.label, timeout_s)
         self._servers = servers
-        # The one that answered last is asked first.
+        # The one that replied last comes first.
         self._sentinels = [Connections(address, timeout_s) for address in servers.sentinels]
         self._primary: Connections | None = None
         self._place: tuple[str, int] | None = None  # of the primary that was known last
-        self._asked_at = 0.0
+        self._queried_at = 0.0
 
-    def places(
-        self, asked: Sequence[Asked], deadline: float
-    ) -> list[tuple[Connections, list[Asked]]]:
-        return [(self._find(deadline), list(asked))]
+    def route(
+        self, pending: Sequence[Pending], deadline: float
+    ) -> list[tuple[Connections, list[Pending]]]:
+        return [(self._find(deadline), list(pending))]
 
-    def sent_elsewhere(self, reply: Any, asked: Asked, server: Connections) -> bool:
+    def redirect(self, reply: Any, pending: Pending, server: Connections) -> bool:
         refused = isinstance(reply, NOT_NOW) or (
             isinstance(reply, ResponseError) and any(word in str(reply) for word in NOT_NOW_IN_TEXT)
         )
@@ -119,19 +94,19 @@ class SentinelConnections(MovingConnections):
     def _find(self, deadline: float) -> Connections:
         primary = self._primary
         if primary is None:
-            return self._use(self._ask_sentinels(deadline))
-        if monotonic() >= self._asked_at + ASK_EVERY_S:
-            return self._look_again(primary, deadline)
+            return self._use(self._query_sentinels(deadline))
+        if monotonic() >= self._queried_at + QUERY_EVERY_S:
+            return self._check(primary, deadline)
         return primary
 
-    def _look_again(self, primary: Connections, deadline: float) -> Connections:
-        """Whether it still is the primary. After a planned fail-over the old one goes on for
-        seconds as if nothing had happened, and all that it is told is lost."""
-        self._asked_at = monotonic()  # first, so that one thread asks and the others go on
+    def _check(self, primary: Connections, deadline: float) -> Connections:
+        """The primary, or its successor. After a planned fail-over the old one replies for
+        seconds as if nothing had happened, and every write to it is lost."""
+        self._queried_at = monotonic()  # first, so that one thread queries and the others do not
         try:
-            place = self._ask(self._sentinels[0], min(deadline, monotonic() + self.timeout_s / 8))
+            place = self._query(self._sentinels[0], min(deadline, monotonic() + self.timeout_s / 8))
         except (RedisError, OSError):
-            return primary  # it answers, and nobody says otherwise
+            return primary  # it replies, and no sentinel reports another one
         if place == self._place:
             return primary
         primary.close()
@@ -139,21 +114,21 @@ class SentinelConnections(MovingConnections):
 
     def _use(self, place: tuple[str, int]) -> Connections:
         before, self._place = self._place, place
-        self._asked_at = monotonic()
+        self._queried_at = monotonic()
         address = self._servers.primary.at(*place)
         primary = self._primary = _Primary(address, self.timeout_s)
         if before is not None and before != place:
             self.failovers.notice("{}:{}".format(*before), "{}:{}".format(*place))
         return primary
 
-    def _ask_sentinels(self, deadline: float) -> tuple[str, int]:
+    def _query_sentinels(self, deadline: float) -> tuple[str, int]:
         """The primary's address, from the first sentinel that knows it."""
         problem: Exception | None = None
         for sentinel in list(self._sentinels):
             # A sentinel that hangs must leave time for the others and for the act.
             until = min(deadline, monotonic() + self.timeout_s / 4)
             try:
-                found = self._ask(sentinel, until)
+                found = self._query(sentinel, until)
             except (RedisError, OSError) as error:
                 problem = problem if isinstance(problem, ResponseError) else error
                 continue
@@ -163,14 +138,36 @@ class SentinelConnections(MovingConnections):
             raise problem
         raise ConnectFailed(f"no sentinel answers: {problem}") from problem
 
-    def _ask(self, sentinel: Connections, until: float) -> tuple[str, int]:
+    def _query(self, sentinel: Connections, until: float) -> tuple[str, int]:
         name = self._servers.master_name
         if self._servers.min_other_sentinels:
-            facts = sentinel.ask(("SENTINEL", "MASTER", name), until)
+            facts = sentinel.query(("SENTINEL", "MASTER", name), until)
             known = dict(zip(facts[::2], facts[1::2], strict=True))
             if int(known[b"num-other-sentinels"]) < self._servers.min_other_sentinels:
                 raise ConnectFailed("a sentinel knows too few others: it may be cut off")
-        found = sentinel.ask(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name), until)
+        found = sentinel.query(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name), until)
         if found is None:
             raise ResponseError(f"the sentinels know no primary called {name!r}")
         return found[0].decode(), int(found[1])
+
+
+class SentinelStore(RedisStore):
+    """All keys on the one primary that the sentinels report."""
+
+    guarantee: Guarantee = "best-effort"
+    mechanism = (
+        "one Lua script for each act, run atomically by the primary that the sentinels name; "
+        "a fail-over loses what was not replicated yet"
+    )
+    piggyback_limit = 0  # an act is repeated until a primary runs it: buffered ones have time
+
+    _read_url = staticmethod(sentinels_of)
+    _connections_class = SentinelConnections
+    _connections: SentinelConnections
+
+    @property
+    def failovers(self) -> FailOvers:
+        return self._connections.failovers
+
+    def servers(self) -> list[ServerFacts]:
+        return self._connections.facts()

@@ -1,19 +1,21 @@
-"""The lock store on Redis: the contract's acts as calls of Lua scripts."""
+"""The lock store on one Redis server: each act of the contract is one Lua script."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from redis.exceptions import ResponseError
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import (
+    ORPHANS_AT_ONCE,
     Acquired,
     Claim,
     Confirmed,
@@ -22,41 +24,58 @@ from celery_unique.stores.base import (
     Guarantee,
     Held,
     Holder,
+    Orphan,
+    Promotion,
     Start,
     Started,
 )
+from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
-from celery_unique.stores.record_followers import UNREADABLE
+from celery_unique.stores.record_followers import UNREADABLE, Follower
 
-from . import diagnosis, scripts
-from .commands import BATCH, is_about_the_record
-from .connections import Command, Connections, Exchanging
-from .followers import RedisFollowing
-from .layout import Layout, record_of
-from .url import Address, address_of
-from .write_behind import WriteBehindBuffer
+from . import scripts
+from .commands import Commands, is_about_the_record
+from .connections import AnyConnections, Command, Connections
+from .layout import Layout, joined_of, record_of
+from .url import address_of
+from .write_behind import BATCH
+
+logger = logging.getLogger("celery_unique")
+
+#: SCAN repeats a key when the server shrinks its tables, and mostly soon after: a walk skips the
+#: keys that are among so many of the last ones.
+MOST_SEEN = 100_000
+#: Added to the estimate of the server's clock: ``due`` drops what is not due yet, and must not
+#: miss what is.
+CLOCK_MARGIN_MS = 1000
 
 
-class RedisStore(RedisFollowing):
-    """One hash for each key, changed by scripts only, expiring with its latest deadline."""
+class RedisStore:
+    """One hash for each key, changed only by scripts; it expires with its latest deadline."""
 
     guarantee: Guarantee = "strong"
     mechanism = "one Lua script for each act, run atomically by the Redis server"
+    #: How many buffered acts on other keys go in front of an act that is waited for.
+    piggyback_limit = 8
+
+    #: Reads the servers from a URL and its options; makes connections to them.
+    _read_url: ClassVar[Callable[..., Any]] = staticmethod(address_of)
+    _connections_class: ClassVar[type[Any]] = Connections
+    _connections: AnyConnections
+
+    #: How far the server's clock was ahead of this machine's in the last reply.
+    _server_ahead_ms = 0.0
+    #: The due sets that cannot be read and were logged.
+    _unreadable_due_sets: ClassVar[set[str]] = set()
 
     def __init__(
-        self,
-        address: Address,
-        *,
-        namespace: str = "",
-        timeout_s: float = 2.0,
-        key_prefix: str = "",
-        connections: Exchanging | None = None,
+        self, servers: Any, *, namespace: str = "", timeout_s: float = 2.0, key_prefix: str = ""
     ) -> None:
-        self.clock_offset_ms = 0
-        self._address = address
+        """``servers``: an `Address`, for a subclass what its ``_read_url`` returns."""
         self._layout = Layout(namespace, key_prefix)
-        self._connections: Exchanging = connections or Connections(address, timeout_s)
-        self._one_way = WriteBehindBuffer(self._connections)
+        self._connections = self._connections_class(servers, timeout_s)
+        self._commands = Commands(self._connections, self._layout, self.piggyback_limit)
         where = f"{self._connections.label} {self._layout.pattern}"
         self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
 
@@ -69,14 +88,23 @@ class RedisStore(RedisFollowing):
         timeout_s: float = 2.0,
         key_prefix: str = "",
         ssl: Mapping[str, Any] | bool | None = None,
-        **client_options: Any,
-    ) -> RedisStore:
-        """``ssl`` is as ``broker_use_ssl``; other options are those of redis-py's connections."""
-        address = address_of(url, ssl=ssl, **client_options)
-        return cls(address, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
+        **options: Any,
+    ) -> Self:
+        """``ssl`` is as ``broker_use_ssl``; other options are those of redis-py's connections,
+        and behind sentinels kombu's."""
+        servers = cls._read_url(url, ssl=ssl, **options)
+        return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._connections.label}>"
+
+    @property
+    def clock_offset_ms(self) -> int:
+        return self._commands.clock_offset_ms
+
+    @clock_offset_ms.setter
+    def clock_offset_ms(self, offset_ms: int) -> None:
+        self._commands.clock_offset_ms = offset_ms
 
     def fingerprint(self) -> str:
         """The same for every process that uses these locks, and without credentials."""
@@ -84,30 +112,33 @@ class RedisStore(RedisFollowing):
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
-        replies = self._run_all(scripts.ACQUIRE, [self._acquire_command(key, claim)], _again)
-        return self._acquired(key, self._checked(replies)[0], claim)
+        command = self._acquire_command(key, claim)
+        [reply] = self._commands.run_all(scripts.ACQUIRE, [command], _resend)
+        return self._acquired(key, reply, claim)
 
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
     ) -> list[Acquired | StoreUnavailable]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
-        return self._all_acquired(self._run_all(scripts.ACQUIRE, commands, _again), claims)
+        replies = self._commands.run_all(scripts.ACQUIRE, commands, _resend)
+        return self._all_acquired(replies, claims)
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
-        wait = self._begin_all(scripts.ACQUIRE, [command], _again)
-        return lambda: self._acquired(key, self._checked(wait())[0], claim)
+        wait = self._commands.begin_all(scripts.ACQUIRE, [command], _resend)
+        return lambda: self._acquired(key, wait()[0], claim)
 
     def begin_acquire_many(
         self, claims: Sequence[tuple[str, Claim]], confirmed: Sequence[Confirmed] = ()
     ) -> Callable[[], list[Acquired | StoreUnavailable]]:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
-        confirms = self._acts(scripts.CONFIRM, self._confirm_commands(confirmed))
-        wait = self._begin_all(scripts.ACQUIRE, commands, _again, confirms)
+        confirms = self._commands.piggyback(scripts.CONFIRM, self._confirm_commands(confirmed))
+        wait = self._commands.begin_all(scripts.ACQUIRE, commands, _resend, confirms)
         return lambda: self._all_acquired(wait(), claims)
 
     def _acquired(self, key: str, reply: Any, claim: Claim) -> Acquired:
-        with self._reading(key):
+        [reply] = self._commands.check([reply])
+        with self._commands.reading(key):
             return _acquired(reply, claim)
 
     def _all_acquired(
@@ -116,13 +147,13 @@ class RedisStore(RedisFollowing):
         acquired: list[Acquired | StoreUnavailable] = []
         for reply, (key, claim) in zip(replies, claims, strict=True):
             try:
-                acquired.append(self._acquired(key, self._checked([reply])[0], claim))
+                acquired.append(self._acquired(key, reply, claim))
             except StoreUnavailable as error:
                 acquired.append(error)
         return acquired
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
-        return self._command(
+        return self._commands.command(
             scripts.ACQUIRE,
             key,
             claim.task_id,
@@ -137,66 +168,54 @@ class RedisStore(RedisFollowing):
             claim.on_conflict,
             claim.parent,
             claim.max_wait_ms,
-            claim.join,
+            claim.join,  # third from the end: see cluster.py
             "c" if claim.canvas else "",
-            _flag(claim.again),  # stays the last one: a resent acquire sets it, see _again
+            _flag(claim.again),  # the last one: see _resend
         )
-
-    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
-        kept_ms = claim.keep_ms or claim.window_ms
-        facts = (claim.task_id, claim.task_name, claim.keep, kept_ms, claim.arguments, claim.join)
-        return bool(self._run(scripts.FOLLOW, key, *facts, holder_id))
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
         self.confirm_many([(key, task_id, lease_ms)])
 
     def confirm_many(self, confirmed: Sequence[Confirmed]) -> None:
-        self._one_way.send(scripts.CONFIRM, self._confirm_commands(confirmed))
+        self._commands.send(scripts.CONFIRM, self._confirm_commands(confirmed))
 
     def _confirm_commands(self, confirmed: Sequence[Confirmed]) -> Iterator[Command]:
-        return (self._command(scripts.CONFIRM, *one) for one in confirmed)
+        return (self._commands.command(scripts.CONFIRM, *one) for one in confirmed)
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
-        return bool(self._run(scripts.GIVE_BACK, key, task_id, mark_ms))
+        return bool(self._commands.run(scripts.GIVE_BACK, key, task_id, mark_ms))
 
     def help(
         self, key: str, task_id: str, claim_ms: int = 0
     ) -> Literal["go", "again", "published"]:
         reply: Literal["go", "again", "published"]
-        reply = self._run(scripts.HELP, key, task_id, claim_ms).decode()
+        reply = self._commands.run(scripts.HELP, key, task_id, claim_ms).decode()
         return reply
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         reply: Literal["cancelled", "active"]
-        reply = self._run(scripts.CANCEL, key, task_id, mark_ms).decode()
+        reply = self._commands.run(scripts.CANCEL, key, task_id, mark_ms).decode()
         return reply
 
     def release(self, key: str, task_id: str | None = None) -> int:
         if not task_id:
             try:
-                self.read(key)  # stricter than a script, which would leave what it does not use
+                self.read(key)  # stricter than the script, which skips what it does not use
             except UnreadableRecord:
                 return self._delete(key)
-        return int(self._run(scripts.RELEASE, key, task_id or ""))
+        return int(self._commands.run(scripts.RELEASE, key, task_id or ""))
 
     def _delete(self, key: str) -> int:
-        """Everything that is stored of a key, whatever it is."""
+        """Delete everything that is stored of a key, readable or not."""
         names = self._layout.names_of(key)
-        deleted, *_ = self._exchange(
-            [
-                ("DEL", names.record),
-                ("DEL", names.followers),
-                ("DEL", names.marks),
-                ("ZREM", names.due, names.record),
-            ],
-            None,
-            self._one_way.earlier([names.record]),
-        )
-        return int(self._checked([deleted])[0])
+        deletes = [("DEL", name) for name in (names.record, names.followers, names.marks)]
+        commands = [*deletes, ("ZREM", names.due, names.record)]
+        deleted, *_ = self._commands.exchange(commands, [names.record])
+        return int(self._commands.check([deleted])[0])
 
     # -- acts of the worker --------------------------------------------------
     def start(self, key: str, start: Start) -> Started:
-        verdict, *facts = self._run(
+        verdict, *facts = self._commands.run(
             scripts.START,
             key,
             start.task_id,
@@ -217,7 +236,7 @@ class RedisStore(RedisFollowing):
 
     def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
         commands = [
-            self._command(
+            self._commands.command(
                 scripts.RENEW,
                 one.key,
                 one.task_id,
@@ -231,15 +250,15 @@ class RedisStore(RedisFollowing):
             )
             for one in held
         ]
-        replies = self._run_all(scripts.RENEW, commands)
+        replies = self._commands.run_all(scripts.RENEW, commands)
         return [reply if isinstance(reply, StoreUnavailable) else int(reply) for reply in replies]
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
-        # Not one way: the message of the retry is out, and whoever gets it would have to wait.
-        self._run(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
+        # Not fire-and-forget: the message of the retry is published, and its worker would wait.
+        self._commands.run(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        verdict, *facts = self._run(
+        verdict, *facts = self._commands.run(
             scripts.FINISH,
             key,
             finish.task_id,
@@ -257,7 +276,7 @@ class RedisStore(RedisFollowing):
         return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
-        self._send(
+        command = self._commands.command(
             scripts.SETTLE,
             key,
             finish.task_id,
@@ -268,57 +287,141 @@ class RedisStore(RedisFollowing):
             _flag(mark_done),
             _flag(finish.rejected),
         )
+        self._commands.send(scripts.SETTLE, [command])
 
     def forget(self, key: str, task_id: str) -> None:
-        self._send(scripts.FORGET, key, task_id)
+        self._commands.send(scripts.FORGET, [self._commands.command(scripts.FORGET, key, task_id)])
+
+    # -- followers -----------------------------------------------------------
+    def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
+        kept_ms = claim.keep_ms or claim.window_ms
+        facts = (claim.task_id, claim.task_name, claim.keep, kept_ms, claim.arguments, claim.join)
+        return bool(self._commands.run(scripts.FOLLOW, key, *facts, holder_id))
+
+    def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
+        reply = self._commands.run(scripts.FOLLOWERS, key, holder_id or "")
+        found = []
+        with self._commands.reading(key):
+            for follower_id, holder, value in zip(*[iter(reply)] * 3, strict=True):
+                joined = joined_of(value)
+                follower = Follower(holder.decode(), joined.message, not joined.group)
+                found.append((joined.joined_at, follower_id.decode(), follower))
+        found.sort(key=lambda one: one[:2])
+        return [(follower_id, follower) for _, follower_id, follower in found]
+
+    def complete_follower(self, key: str, follower_id: str) -> None:
+        self._commands.run(scripts.COMPLETE_FOLLOWER, key, follower_id)
+
+    def due(self, limit: int = 20) -> list[str]:
+        """One round trip, up to an estimate of the server's clock that its reply corrects."""
+        for _ in range(2):
+            until = time.time() * 1000 + self._server_ahead_ms + CLOCK_MARGIN_MS
+            ranges = [
+                ("ZRANGE", name, "-inf", int(until), "BYSCORE", "LIMIT", 0, limit, "WITHSCORES")
+                for name in self._layout.due_sets()
+            ]
+            clock, *replies = self._commands.exchange([("TIME",), *ranges])
+            if isinstance(clock, StoreUnavailable):  # in a cluster: of the server that gets TIME
+                now = int(until - CLOCK_MARGIN_MS)
+                break
+            now = self._commands.now(self._commands.check([clock])[0])
+            self._server_ahead_ms = now - time.time() * 1000
+            if now <= until:
+                break
+        names = self._layout.due_sets()
+        replies = [self._readable(*one) for one in zip(names, replies, strict=True)]
+        answered = [reply for reply in replies if not isinstance(reply, StoreUnavailable)]
+        found = [
+            (float(score), name)
+            for reply in self._commands.check(answered)
+            for name, score in zip(reply[::2], reply[1::2], strict=True)
+        ]
+        if not found:
+            self._commands.check(replies)  # what is due on the other servers comes first
+        due = [
+            self._layout.key_of(name.decode(errors="replace"))
+            for at, name in sorted(found)
+            if at <= now
+        ]
+        return [key for key in due if key is not None][:limit]
+
+    def _readable(self, name: str, reply: Any) -> Any:
+        """The reply about a due set; empty where another program has used its name."""
+        if not isinstance(reply, ResponseError) or not is_about_the_record(reply):
+            return reply
+        if name not in self._unreadable_due_sets:
+            self._unreadable_due_sets.add(name)
+            logger.warning(
+                "Redis holds something else than a sorted set under %s: followers of keys in "
+                "this bucket are not found when their holder dies. Delete it (logged once)",
+                name,
+            )
+        return []
+
+    def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
+        reply = self._commands.run(scripts.REAP, key, reaper, claim_ms, ORPHANS_AT_ONCE)
+        orphans = []
+        with self._commands.reading(key):
+            for follower_id, holder, fate, value in zip(*[iter(reply)] * 4, strict=True):
+                joined = joined_of(value)
+                facts = (joined.message, not joined.group, fate.decode())
+                orphans.append(Orphan(follower_id.decode(), holder.decode(), *facts))
+        return orphans
+
+    def promote(
+        self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
+    ) -> Promotion:
+        arguments = (follower_id, reaper, grace_ms, mark_ms)
+        reply: Promotion = self._commands.run(scripts.PROMOTE, key, *arguments).decode()
+        return reply
 
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
         name = self._layout.name_of(key)
-        about = self._one_way.earlier([name])
-        clock, fields = self._exchange([("TIME",), ("HGETALL", name)], None, about)
-        now = self._now(self._checked([clock])[0])
+        clock, fields = self._commands.exchange([("TIME",), ("HGETALL", name)], [name])
+        now = self._commands.now(self._commands.check([clock])[0])
         return self._record(name, fields, now), now
 
     def _record(self, name: str, fields: Any, now: int) -> Record:
         if isinstance(fields, ResponseError) and is_about_the_record(fields):
-            raise self._unreadable(name, fields)
-        self._checked([fields])
+            raise self._commands.unreadable(name, fields)
+        self._commands.check([fields])
         try:
             return record_of(fields, now)
         except UNREADABLE as error:
-            raise self._unreadable(name, error) from error
+            raise self._commands.unreadable(name, error) from error
 
     def mark(self, key: str, task_id: str) -> Mark | None:
         names = self._layout.names_of(key)
         reads = [("HGET", names.record, f"m:{task_id}"), ("HGET", names.marks, task_id)]
-        clock, inline, beside = self._ask([("TIME",), *reads], [names.record])
+        clock, inline, beside = self._commands.query([("TIME",), *reads], [names.record])
         value = inline or beside
         mark = Mark(*json.loads(value)[:3]) if value else None
-        return mark if mark is not None and mark.until > self._now(clock) else None
+        return mark if mark is not None and mark.until > self._commands.now(clock) else None
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
-        """SCAN passes by every key of the database, those of others too."""
-        seen = Recent()  # SCAN may tell of a key more than once
+        """SCAN visits every key of the database, not only locks."""
+        seen = recent_keys()
         cursor = 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self._layout.pattern, "COUNT", batch)
-            [(position, names)] = self._ask([scan])
+            [(position, names)] = self._commands.query([scan])
             yield from self._read_all(self._new_keys(names, seen))
             cursor = int(position)
             if cursor == 0 or monotonic() > stop_at:
                 return
 
-    def _new_keys(self, names: list[bytes], seen: Recent) -> list[str]:
+    def _new_keys(self, names: list[bytes], seen: BoundedDict[str, None]) -> list[str]:
         found = {self._layout.key_of(name.decode(errors="replace")) for name in names}
         keys = sorted(key for key in found if key is not None and key not in seen)
-        seen.update(keys)
+        for key in keys:
+            seen.remember(key, None)
         return keys
 
     def _read_all(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
         reads = [("HGETALL", self._layout.name_of(key)) for key in keys]
-        clock, *hashes = self._exchange([("TIME",), *reads], None, None)
-        now = self._now(self._checked([clock])[0])
+        clock, *hashes = self._commands.exchange([("TIME",), *reads])
+        now = self._commands.now(self._commands.check([clock])[0])
         for key, fields in zip(keys, hashes, strict=True):
             try:
                 record = self._record(self._layout.name_of(key), fields, now)
@@ -333,25 +436,29 @@ class RedisStore(RedisFollowing):
         return 0
 
     def ping(self) -> None:
-        self._ask([("PING",)])
+        self._commands.query([("PING",)])
 
-    def diagnose(self) -> diagnosis.Diagnosis:
-        return diagnosis.diagnosis_of(self._connections.exchange(diagnosis.QUESTIONS))
+    def diagnose(self) -> Diagnosis:
+        return self._connections.diagnose()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        self._one_way.flush(timeout_s)
+        self._commands.buffer.flush(timeout_s)
 
     def close(self) -> None:
-        self._one_way.close()
+        self._commands.buffer.close()
         self._connections.close()
+
+
+def recent_keys() -> BoundedDict[str, None]:
+    return BoundedDict(MOST_SEEN)
 
 
 def _flag(value: bool) -> str:
     return "1" if value else ""
 
 
-def _again(command: Command) -> Command:
-    """An acquire whose reply was lost may have been carried out: not its own duplicate."""
+def _resend(command: Command) -> Command:
+    """An acquire whose reply was lost may have run: it must not be its own duplicate."""
     is_acquire = command[1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE.body)
     return (*command[:-1], "1") if is_acquire else command
 
@@ -380,22 +487,3 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
     if joined:
         outcome = joined.decode()
     return Acquired(outcome, holder, now)
-
-
-#: SCAN tells of a key again when the server shrinks its tables, and mostly soon after.
-MOST = 100_000
-
-
-class Recent:
-    """As a set, of the last ones that were added."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[str, None] = OrderedDict()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._keys
-
-    def update(self, keys: Iterable[str]) -> None:
-        self._keys.update(dict.fromkeys(keys))
-        while len(self._keys) > MOST:
-            self._keys.popitem(last=False)

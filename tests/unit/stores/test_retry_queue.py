@@ -60,7 +60,7 @@ def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
 
     assert done.wait(20)
     eventually(lambda: acts.waiting() == 0)
-    assert "could not be carried out: something broken" in caplog.text
+    assert "retry failed: something broken" in caplog.text
 
 
 class Sharded(MemoryStore):

@@ -226,9 +226,9 @@ def test_what_stats_keep_does_not_grow_with_the_locks(
     """A walk over millions remembers some of the keys that it has told of, not all."""
     import tracemalloc
 
-    from celery_unique.stores.redis import store as recent
+    from celery_unique.stores.redis import store as redis_store
 
-    monkeypatch.setattr(recent, "MOST", 1000)
+    monkeypatch.setattr(redis_store, "MOST_SEEN", 1000)
     runtime = state_of(desk.app)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The queue of acts that nobody waits for."""
+"""The queue of fire-and-forget acts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores import fire_and_forget as one_way
+from celery_unique.stores import fire_and_forget
 from celery_unique.stores.fire_and_forget import FireAndForgetQueue
 from tests.support import eventually
 
@@ -44,7 +44,7 @@ def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None
     for _ in range(3):
         queue.put(lambda: may_end.wait(5))
 
-    with pytest.raises(StoreUnavailable, match="3 one-way acts"):
+    with pytest.raises(StoreUnavailable, match="3 fire-and-forget acts"):
         queue.flush(0.05)
 
     may_end.set()
@@ -57,7 +57,7 @@ def test_a_failed_act_is_logged_and_the_next_one_carried_out(
     queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
-    with caplog.at_level(logging.INFO, logger=one_way.__name__):
+    with caplog.at_level(logging.INFO, logger=fire_and_forget.__name__):
         queue.put(raising(StoreUnavailable("the store is down")))
         queue.put(raising(KeyError("1:secret")))
         queue.put(lambda: done.append(1))
@@ -108,7 +108,7 @@ def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
     queue.put(over.wait)
     queue.put(over.wait)
 
-    with pytest.raises(StoreUnavailable, match="2 one-way acts"):
+    with pytest.raises(StoreUnavailable, match="2 fire-and-forget acts"):
         queue.flush()
     assert queue.drain(0.05) == 2
     over.set()
@@ -117,7 +117,7 @@ def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
 
 
 def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_way, "IDLE_S", 0.05)
+    monkeypatch.setattr(fire_and_forget, "IDLE_S", 0.05)
     queue = FireAndForgetQueue(timeout_s=5)
     queue.put(lambda: None)
     thread = queue._thread
@@ -184,9 +184,9 @@ def test_at_exit_stores_that_are_down_are_waited_for_together(
 
     stuck = [Stuck(2.0), Stuck(2.0), Stuck(5.0)]
     with monkeypatch.context() as patched:
-        patched.setattr(one_way, "_queues", stuck)
-        patched.setattr(one_way, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        one_way._drain_all()
+        patched.setattr(fire_and_forget, "_queues", stuck)
+        patched.setattr(fire_and_forget, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        fire_and_forget._drain_all()
 
     assert waited == [2.0, 0.0, 3.0]
     assert [record.args for record in caplog.records] == [(1, 2.0), (1, 2.0), (1, 5.0)]
