@@ -90,6 +90,8 @@ def in_namespace(store: LockStore, namespace: str) -> LockStore:
         other._options = replace(other._options, namespace=namespace)
     else:
         other._layout = Layout(namespace, "")
+        other._commands = copy(other._commands)
+        other._commands._layout = other._layout
     return cast("LockStore", other)
 
 
