@@ -254,14 +254,14 @@ class FailoverConnections(ABC):
         deadline = monotonic() + self.timeout_s
         with self.translated_errors():
             return [
-                server_facts(name_of(server), server.query(("INFO", "replication"), deadline))
+                server_facts(server.address.place, server.query(("INFO", "replication"), deadline))
                 for server in self.primaries(deadline)
             ]
 
     def diagnose(self) -> Diagnosis:
         """Of every primary: each has its own configuration and its own locks."""
         replies = {
-            name_of(server): self.exchange(QUESTIONS, server=server)
+            server.address.place: self.exchange(QUESTIONS, server=server)
             for server in self.primaries_now()
         }
         return diagnosis_of_all(replies)
@@ -275,15 +275,10 @@ class FailoverConnections(ABC):
             raise self.unavailable(error) from error
 
     def unavailable(self, error: Exception, server: Connections | None = None) -> StoreUnavailable:
-        which = f"its server {name_of(server)}, " if server is not None else ""
+        which = f"its server {server.address.place}, " if server is not None else ""
         return StoreUnavailable(
             f"The lock store, {self.kind} {self.label}, {which}"
             f"{self.conceal(describe(error, self.timeout_s))}. Check that a primary can be "
             "reached and that unique_store_url leads to it; a fail-over may be under way",
             store=self.label,
         )
-
-
-def name_of(server: Connections) -> str:
-    """Its host and port."""
-    return server.address.label.rpartition("/")[0]
