@@ -1,9 +1,11 @@
-"""Figures from the processes of a pool to the main process of their worker.
+"""Sends counts from the processes of a pool to the main process of their worker.
 
-Datagrams on a local socket: a process that sends never waits, and what does not fit at the
-moment goes with the next figure. The address travels in the environment, so that processes
-that are spawned find it as well as those that are forked.
+Datagrams on a local socket: the sender never waits, and what the socket does not accept is sent
+with the next count. The environment contains the address, for spawned processes as for forked ones.
 """
+
+# Not prometheus_client's multiprocess mode: it must be set in the environment before the first
+# import of prometheus_client, and then changes the user's own metrics, which install() must not.
 
 from __future__ import annotations
 
@@ -20,38 +22,34 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS = "CELERY_UNIQUE_METRICS_SOCKET"
-#: How many figures one datagram carries at most.
+#: Most counts in one datagram.
 BATCH = 200
-#: How many wait for a main process that does not read; older ones are dropped then.
+#: Most counts that wait for a main process that does not read; older ones are dropped.
 WAITING = 20_000
-
-Figure = tuple[str, list[str], float]
 
 
 class Relay:
     def __init__(self, count: Callable[[str, list[str], float], None]) -> None:
         self._count = count
-        self._mutex = threading.Lock()
-        self._waiting: list[Figure] = []
-        self._socket: socket.socket | None = None
-        self._socket_of = 0  # the process that made it
-        self._address = ""  # of this process, where it listens
-        os.register_at_fork(after_in_child=self._start_anew)
+        self._address = ""  # where this process listens
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._waiting = []
+        self._waiting: list[tuple[str, list[str], float]] = []
+        self._socket: socket.socket | None = None
 
     # -- in the main process -------------------------------------------------
 
     def open(self) -> None:
-        """Listen for the processes of the pool that is about to be made."""
+        """Listen for the processes of the pool that is about to be created."""
         if not self._address.startswith(f"{os.getpid()}:"):
             self._address = self._start_listening()
         os.environ[ADDRESS] = self._address
 
     def close(self) -> None:
-        """The worker is over: what this process starts from now on counts for itself."""
+        """The worker has finished: processes that start from now on count for themselves."""
         if self._address and os.environ.get(ADDRESS) == self._address:
             del os.environ[ADDRESS]
 
@@ -67,18 +65,14 @@ class Relay:
 
     def _listen(self, listening: socket.socket) -> None:
         while True:
-            figures: list[Figure] = json.loads(listening.recv(1 << 20))
-            for name, labels, amount in figures:
+            for name, labels, amount in json.loads(listening.recv(1 << 20)):
                 self._count(name, labels, amount)
 
     # -- in a process of the pool ----------------------------------------------
 
     def take(self, name: str, labels: list[str], amount: float) -> bool:
-        """Send a figure to the main process. False where this is not a process of a pool."""
-        address = os.environ.get(ADDRESS)
-        if address is None:
-            return False
-        owner, _, path = address.partition(":")
+        """Send a count to the main process. False where this is not a process of a pool."""
+        owner, _, path = os.environ.get(ADDRESS, "").partition(":")
         if owner != str(os.getppid()) or owner == str(os.getpid()):
             return False
         with self._mutex:
@@ -88,26 +82,22 @@ class Relay:
         return True
 
     def flush(self, **_: Any) -> None:
-        """The process ends: what is still here goes now, or never."""
+        """Send what waits: the process ends."""
         path = os.environ.get(ADDRESS, "").partition(":")[2]
         if path and self._waiting:
             with self._mutex:
                 self._send(path)
 
     def _send(self, path: str) -> None:
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
         # A full queue (BlockingIOError) or no listener: kept for the next time.
         with contextlib.suppress(OSError):
             while self._waiting:
                 batch = self._waiting[:BATCH]
-                self._sender().sendto(json.dumps(batch).encode(), path)
+                self._socket.sendto(json.dumps(batch).encode(), path)
                 del self._waiting[: len(batch)]
-
-    def _sender(self) -> socket.socket:
-        if self._socket is None or self._socket_of != os.getpid():
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-            self._socket_of = os.getpid()
-        return self._socket
 
 
 def _remove(directory: Path, owner: int) -> None:

@@ -4,9 +4,9 @@ One line beside ``celery_unique.install(app)``::
 
     celery_unique.contrib.prometheus.install(app, port=9808)
 
-A process that calls tasks counts into the registry that it exports anyway. A worker counts
-for its whole pool, and serves the figures itself where it is given a port: processes of a
-prefork pool send what they count to the worker's main process (``relay``).
+A process that calls tasks counts in the registry that it already exports. A worker counts for its
+whole pool, and serves the metrics itself if a port is given: the processes of a prefork pool send
+their counts to the main process of the worker (``_prometheus_relay``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
@@ -45,31 +46,34 @@ except ImportError:
         setting=None,
     ) from None
 
-#: The acts of a store that wait for its answer.
+#: The acts of a store that wait for its reply.
 TIMED_ACTS = (
-    "acquire",
-    "acquire_many",
-    "give_back",
-    "help",
-    "cancel",
-    "release",
-    "start",
-    "renew",
-    "finish",
-    "read",
+    *("acquire", "acquire_many", "give_back", "help", "cancel", "release"),
+    *("start", "renew", "finish", "read"),
 )
-#: Those that some stores can do in two steps, which then are timed as one.
+#: Acts that some stores can run in two steps, which are timed as one.
 TWO_STEP_ACTS = ("acquire", "acquire_many")
-#: What ``unique_store_error`` names.
+#: The acts that ``unique_store_error`` names.
 ERROR_ACTS = (
     *("acquire", "help", "confirm", "give_back", "start", "read", "renew", "retry", "finish"),
     *("settle", "forget", "cancel", "follow", "followers", "reap", "fail-over"),
 )
-#: How a task ends. (A key that is released for it is a rare act of a person.)
+#: How a task ends. (A manual release has no series before the first one: it is rare.)
 ENDS = ("completed", "discarded", "cancelled")
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-#: prometheus_client's own way to add up processes, where the user has chosen it.
+#: counter -> help, labels.
+COUNTERS: dict[str, tuple[str, list[str]]] = {
+    "acquired": ("Calls that acquired their key and were published", ["task"]),
+    "conflicts": ("Calls whose key was held", ["task", "on_conflict"]),
+    "long_waits": ("Calls whose key was held by a task that waited for an hour", ["task"]),
+    "released": ("Released keys, by how the task ended", ["task", "reason"]),
+    "superseded": ("Tasks replaced before they ran", ["task"]),
+    "lost": ("Tasks that ran or ended without their lock", ["task"]),
+    "store_errors": ("Failed operations of the lock store", ["act"]),
+}
+
+#: Set by users who have chosen the multiprocess mode of prometheus_client.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 FIXUP = "celery_unique.contrib.prometheus:InPool"
@@ -84,12 +88,12 @@ def install(
     addr: str = "127.0.0.1",
     registry: CollectorRegistry = prometheus_client.REGISTRY,
 ) -> None:
-    """Count what happens to the locks of ``app``, in every process that runs this line.
+    """Count the events of the locks of ``app``, in every process that runs this line.
 
-    With ``port``, a worker of the app serves the figures of the whole worker at
-    ``http://ADDR:PORT/metrics``. Idempotent; connects to nothing.
+    With ``port``, a worker of the app serves the metrics of the whole worker at
+    ``http://ADDR:PORT/metrics``. Idempotent; does not connect.
     """
-    state_of(app)  # or an error that says what to do
+    state_of(app)  # raises where the library is not installed
     metrics = _watch(app, registry)
     if metrics is None:
         return
@@ -105,7 +109,7 @@ def install(
 
 
 def _watch(app: Any, registry: CollectorRegistry) -> Metrics | None:
-    """The metrics that count for this app from now on; None where they did already."""
+    """The metrics that count for this app from now on; None where they already do."""
     metrics = _installed.get(registry)
     if metrics is None:
         metrics = _installed[registry] = Metrics(registry)
@@ -117,8 +121,8 @@ def _watch(app: Any, registry: CollectorRegistry) -> Metrics | None:
 
 
 class InPool:
-    """Counts in a process of a pool that spawns: the app comes there by pickling, and brings
-    its fix-ups along. What it counts goes to the worker's main process."""
+    """Celery fix-up that counts in a spawned process of a pool: the app arrives there pickled,
+    with its fix-ups. The counts are sent to the main process of the worker."""
 
     def __init__(self, app: Any) -> None:
         metrics = _watch(app, prometheus_client.REGISTRY)
@@ -129,53 +133,40 @@ class InPool:
 
 
 class Metrics:
-    """The figures of one registry, and how the signals change them."""
+    """The metrics of one registry, and the receivers that change them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         #: The apps that are counted for, with the tasks whose series have begun.
         self.apps: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self.relay = Relay(self._count)
-        self._metrics: dict[str, Counter | Histogram] = {}
-        registry.register(Beginning(self))  # first, so that a scrape shows what it begins
-        self._add("acquired", "Calls that took their key and were published", ["task"])
-        self._add("conflicts", "Calls that found their key held", ["task", "on_conflict"])
-        self._add("long_waits", "Calls whose key a task held that had waited for an hour", ["task"])
-        self._add("released", "Keys given back, by how the task ended", ["task", "reason"])
-        self._add("superseded", "Tasks replaced before they ran", ["task"])
-        self._add("lost", "Tasks that ran or ended without their lock", ["task"])
-        self._add("store_errors", "Acts that the lock store did not answer", ["act"])
+        registry.register(Collector(self.begin))  # first, so that a scrape shows what it begins
+        self._metrics: dict[str, Counter | Histogram] = {
+            name: Counter(f"celery_unique_{name}", text, labels, registry=registry)
+            for name, (text, labels) in COUNTERS.items()
+        }
         self._metrics["store_seconds"] = Histogram(
             "celery_unique_store_seconds",
-            "How long the lock store took to answer",
+            "Duration of the operations of the lock store",
             ["act"],
             buckets=BUCKETS_S,
             registry=registry,
         )
-        self._connect()
-
-    def _add(self, name: str, help_: str, labels: list[str]) -> None:
-        counter = Counter(f"celery_unique_{name}", help_, labels, registry=self.registry)
-        self._metrics[name] = counter
-
-    def _connect(self) -> None:
-        for signal, name, facts in (
-            (reporting.unique_acquired, "acquired", ()),
-            (reporting.unique_conflict, "conflicts", ("on_conflict",)),
-            (reporting.unique_released, "released", ("reason",)),
-            (reporting.unique_superseded, "superseded", ()),
-            (reporting.unique_lost, "lost", ()),
+        for signal, receiver in (
+            (reporting.unique_acquired, self._receiver("acquired")),
+            (reporting.unique_conflict, self._receiver("conflicts", "on_conflict")),
+            (reporting.unique_released, self._receiver("released", "reason")),
+            (reporting.unique_superseded, self._receiver("superseded")),
+            (reporting.unique_lost, self._receiver("lost")),
+            (reporting.unique_conflict, self._on_conflict),
+            (reporting.unique_store_error, self._on_store_error),
         ):
-            signal.connect(self._receiver(name, facts), weak=False, dispatch_uid=object())
-        reporting.unique_conflict.connect(self._on_conflict, weak=False, dispatch_uid=object())
-        reporting.unique_store_error.connect(
-            self._on_store_error, weak=False, dispatch_uid=object()
-        )
+            signal.connect(receiver, weak=False, dispatch_uid=object())
 
-    def _receiver(self, name: str, facts: Sequence[str]) -> Callable[..., None]:
-        def on_signal(sender: str, app: Any = None, **told: Any) -> None:
+    def _receiver(self, name: str, *labels: str) -> Callable[..., None]:
+        def on_signal(sender: str, app: Any = None, **facts: Any) -> None:
             if app in self.apps:
-                self.count(name, [sender, *(str(told.get(fact)) for fact in facts)])
+                self.count(name, [sender, *(str(facts.get(label)) for label in labels)])
 
         return on_signal
 
@@ -187,26 +178,24 @@ class Metrics:
         if app in self.apps:
             self.count("store_errors", [act])
 
-    def begin(self) -> None:
-        """Begin every series that is known ahead, with nothing counted: ``increase`` and ``rate``
-        do not see the event with which a series begins."""
+    def begin(self) -> list[Metric]:
+        """Begin every series that is known in advance at zero: ``increase`` and ``rate`` do not
+        see the event with which a series begins."""
         for act in ERROR_ACTS:
             self._metrics["store_errors"].labels(act)
         for app, begun in list(self.apps.items()):
-            if app.finalized:  # or nothing has been called yet, and the tasks are not made
-                for name, policy in _unique_tasks(app, begun):
-                    begun.add(name)
-                    self._begin_task(name, policy)
-
-    def _begin_task(self, task: str, policy: UniquePolicy) -> None:
-        for name in ("acquired", "long_waits", "superseded", "lost"):
-            self._metrics[name].labels(task)
-        self._metrics["conflicts"].labels(task, policy.on_conflict)
-        for reason in ENDS:
-            self._metrics["released"].labels(task, reason)
+            # Until then no task was called, and its tasks are not complete.
+            for task, policy in _unique_tasks(app, begun) if app.finalized else ():
+                begun.add(task)
+                for name in ("acquired", "long_waits", "superseded", "lost"):
+                    self._metrics[name].labels(task)
+                self._metrics["conflicts"].labels(task, policy.on_conflict)
+                for reason in ENDS:
+                    self._metrics["released"].labels(task, reason)
+        return []
 
     def count(self, name: str, labels: list[str], amount: float = 1.0) -> None:
-        """Here or, in a process of a pool, in the worker's main process."""
+        """Count here or, in a process of a pool, in the main process of the worker."""
         if not self.relay.take(name, labels, amount):
             self._count(name, labels, amount)
 
@@ -218,7 +207,7 @@ class Metrics:
             metric.inc(amount)
 
     def time_acts(self, store: LockStore) -> None:
-        """Wrap the acts of this very store: one that nobody watches pays nothing."""
+        """Wrap the acts of this store object: other stores have no overhead."""
         watched: Any = store
         for act in TIMED_ACTS:
             setattr(watched, act, self._timed(act, getattr(watched, act)))
@@ -238,26 +227,25 @@ class Metrics:
         return timed
 
     def _timed_in_two_steps(self, act: str, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """What is done between asking and listening is not the store's time."""
+        """Leave out the time between sending the request and waiting for the reply."""
 
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
-            wait, asking = None, 0.0
             try:
                 wait = begin(*args)
-                asking = time.perf_counter() - began
-            finally:
-                if wait is None:
-                    self.count("store_seconds", [act], time.perf_counter() - began)
+            except BaseException:
+                self.count("store_seconds", [act], time.perf_counter() - began)
+                raise
+            sending = time.perf_counter() - began
 
-            def heard() -> Any:
+            def receive() -> Any:
                 began = time.perf_counter()
                 try:
                     return wait()
                 finally:
-                    self.count("store_seconds", [act], asking + time.perf_counter() - began)
+                    self.count("store_seconds", [act], sending + time.perf_counter() - began)
 
-            return heard
+            return receive
 
         return timed
 
@@ -274,38 +262,34 @@ def _unique_tasks(app: Any, known: set[str]) -> Iterator[tuple[str, UniquePolicy
                 yield name, policy
 
 
-class Beginning:
-    """Has no figures of its own: it is the first in a registry to be asked for them."""
+class Collector:
+    """Collects metrics by a call at each scrape."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
 
     def describe(self) -> Iterable[Metric]:
         return []
 
-    def collect(self) -> Iterable[Metric]:
-        self._metrics.begin()
-        return []
-
 
 class _WorkerService:
-    """What the main process of a worker does: collect, look at what it holds, and serve."""
+    """The part of the main process of a worker: receives counts, and serves the metrics."""
 
     def __init__(self, app: Any, metrics: Metrics, port: int | None, addr: str) -> None:
         self._app = app
         self._metrics = metrics
         self._port = port
         self._addr = addr
-        self._held: HeldLocks | None = None
+        self._held: Collector | None = None
 
     def on_worker_init(self, sender: Any = None, **_: Any) -> None:
-        """Before the pool is made: its processes inherit where to send what they count."""
+        """Before the pool is created: its processes inherit the address of the relay."""
         if sender is None or sender.app is not self._app:
             return
-        self._held = HeldLocks(sender)
+        self._held = Collector(partial(_held_locks, sender))
         self._metrics.registry.register(self._held)
         if MULTIPROCESS in os.environ:
-            os.environ.pop(ADDRESS, None)  # of a worker that has started this one
+            os.environ.pop(ADDRESS, None)  # of a worker that started this one
         else:
             self._metrics.relay.open()
 
@@ -318,14 +302,14 @@ class _WorkerService:
     def on_worker_ready(self, sender: Any = None, **_: Any) -> None:
         if sender is None or sender.app is not self._app:
             return
-        self._metrics.begin()  # also where files are scraped, and not this process
+        self._metrics.begin()  # for the files of the multiprocess mode too
         if self._port is None:
             return
         try:
             prometheus_client.start_http_server(self._port, self._addr, self._served())
         except OSError as error:
             logger.error(
-                "no metrics are served on %s:%d: %s. Give every worker of a machine a port of "
+                "cannot serve metrics on %s:%d: %s. Give every worker of a machine a port of "
                 "its own",
                 self._addr,
                 self._port,
@@ -336,36 +320,27 @@ class _WorkerService:
         if MULTIPROCESS not in os.environ:
             return self._metrics.registry
         registry = CollectorRegistry()
-        registry.register(Beginning(self._metrics))
+        registry.register(Collector(self._metrics.begin))
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         if self._held is not None:
             registry.register(self._held)
         return registry
 
 
-class HeldLocks:
-    """Looks, when somebody asks, at what the worker holds: nothing is counted meanwhile."""
+def _held_locks(worker: Any) -> Iterator[Metric]:
+    from celery_unique.worker.held_requests import held_requests
 
-    def __init__(self, worker: Any) -> None:
-        self._worker = worker
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        from celery_unique.worker.held_requests import held_requests
-
-        held = [
-            request
-            for request in held_requests(self._worker)
-            if getattr(request, "unique_lock", None) is not None
-        ]
-        running = sum(1 for request in held if request.unique_started)
-        family = GaugeMetricFamily(
-            "celery_unique_held_locks",
-            "Locks of the messages that a worker holds",
-            labels=["worker", "state"],
-        )
-        family.add_metric([self._worker.hostname, "active"], running)
-        family.add_metric([self._worker.hostname, "waiting"], len(held) - running)
-        yield family
+    held = [
+        request
+        for request in held_requests(worker)
+        if getattr(request, "unique_lock", None) is not None
+    ]
+    running = sum(1 for request in held if request.unique_started)
+    family = GaugeMetricFamily(
+        "celery_unique_held_locks",
+        "Locks of the messages that a worker holds",
+        labels=["worker", "state"],
+    )
+    family.add_metric([worker.hostname, "active"], running)
+    family.add_metric([worker.hostname, "waiting"], len(held) - running)
+    yield family

@@ -262,4 +262,4 @@ def test_a_worker_whose_port_is_taken_works_and_says_that_nobody_sees_it(
             env={"WATCHED_REDIS": redis_url, "WATCHED_METRICS": str(port)},
         )
 
-        worker.wait_for_log(rf"no metrics are served on {HOST}:{port}", WAIT_S)
+        worker.wait_for_log(rf"cannot serve metrics on {HOST}:{port}", WAIT_S)
