@@ -1,4 +1,4 @@
-"""Keys: the readable text first, then the digest."""
+"""Keys: the readable text first, then the digest; test_key_vectors.py pins most of both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pickle
 import struct
 import sys
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import time
 from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,7 +24,7 @@ from celery_unique.exceptions import UniqueKeyError
 from celery_unique.keys.arguments import _MOST_KNOWN, _known
 from celery_unique.keys.call import Call
 from celery_unique.keys.canonical import MAX_DEPTH, canonical, wire_form
-from celery_unique.keys.digest import KEY_VERSION, key_of
+from celery_unique.keys.digest import key_of
 from celery_unique.keys.identity import (
     arguments_fingerprint,
     canonical_text,
@@ -33,8 +32,7 @@ from celery_unique.keys.identity import (
     identity,
 )
 from celery_unique.policy.policy import UniquePolicy
-
-DEFAULT = UniquePolicy()
+from tests.support.calls import DEFAULT, call_of, circular, nested, one, text_of
 
 
 def rebuild(shop_id, full=False): ...
@@ -43,29 +41,15 @@ def rebuild(shop_id, full=False): ...
 def collect(first, /, second=2, *rest, only=None, **extra): ...
 
 
-def one(x): ...
-
-
-def call_of(function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Call:
-    signature = None if function is None else inspect.signature(function)
-    return Call("shop.task", args, kwargs, signature)
-
-
-def text_of(
-    function: Callable[..., Any] | None,
-    *args: Any,
-    policy: UniquePolicy = DEFAULT,
-    **kwargs: Any,
-) -> str:
-    return canonical_text(identity(call_of(function, *args, **kwargs), policy))
-
-
 def argument(value: Any) -> str:
     """The canonical text of one argument."""
     text = text_of(one, value)
     assert text.startswith('{"args":{"x":')
     assert text.endswith('},"type":"shop.task"}')
     return text.removeprefix('{"args":{"x":').removesuffix('},"type":"shop.task"}')
+
+
+CARRIED = "Pass a header whose value JSON can carry"
 
 
 # -- Dimensions ----------------------------------------------------------------------------------
@@ -95,13 +79,6 @@ def test_identity_is_the_object_of_the_open_job_spec():
     )
 
 
-def test_type_alone_ignores_arguments_and_even_wrong_ones():
-    policy = UniquePolicy(keys=["type"])
-
-    assert text_of(rebuild, 7, policy=policy) == '{"type":"shop.task"}'
-    assert text_of(rebuild, 7, nonsense=object(), policy=policy) == '{"type":"shop.task"}'
-
-
 def test_queue_tells_calls_apart_only_where_it_is_a_dimension():
     fast = Call("shop.task", queue="fast")
     slow = Call("shop.task", queue="slow")
@@ -122,32 +99,46 @@ def test_only_the_named_headers_are_in_meta():
     )
 
 
-def test_a_header_that_is_nowhere_is_refused():
+@pytest.mark.parametrize(
+    ("meta", "reason", "cure"),
+    [
+        ({}, "unique_meta names the header 'tenant_id', which neither", "Pass it in headers="),
+        (
+            {"tenant_id": "\ud800"},
+            "header 'tenant_id' holds a lone surrogate",
+            CARRIED,
+        ),
+        (
+            {"tenant_id": float("nan")},
+            "header 'tenant_id' is NaN",
+            CARRIED,
+        ),
+        (
+            {"tenant_id": [float("inf")]},
+            "header 'tenant_id' holds NaN",
+            CARRIED,
+        ),
+        (
+            {"tenant_id": object()},
+            "header 'tenant_id' .*Object of type object",
+            CARRIED,
+        ),
+        (
+            {"tenant_id": [10**5000]},
+            "header 'tenant_id' .*Exceeds the limit",
+            CARRIED,
+        ),
+    ],
+    ids=["missing", "surrogate", "nan", "infinity", "object", "digits"],
+)
+def test_a_header_without_a_text_is_named_with_a_cure_that_helps(meta, reason, cure):
     policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
 
-    with pytest.raises(UniqueKeyError, match=r"header 'tenant_id'.*headers=") as caught:
-        identity(Call("shop.task"), policy)
-
-    assert caught.value.argument == "tenant_id"
-
-
-def test_a_header_without_a_text_is_named():
-    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
-
-    with pytest.raises(UniqueKeyError, match=r"header 'tenant_id' holds a lone surrogate"):
-        canonical_text(identity(Call("shop.task", meta={"tenant_id": "\ud800"}), policy))
-
-
-@pytest.mark.parametrize("value", [float("nan"), [float("inf")], object(), "\ud800", [10**5000]])
-def test_a_header_without_a_text_has_a_cure_that_helps(value):
-    policy = UniquePolicy(keys=["type", "meta"], meta_keys=["tenant_id"])
-
-    with pytest.raises(UniqueKeyError) as caught:
-        canonical_text(identity(Call("shop.task", meta={"tenant_id": value}), policy))
+    with pytest.raises(UniqueKeyError, match=f"^shop.task gets no unique key: {reason}") as caught:
+        canonical_text(identity(Call("shop.task", meta=meta), policy))
 
     message = str(caught.value)
-    assert message.startswith("shop.task gets no unique key: header 'tenant_id' ")
-    assert "Pass a header whose value JSON can carry" in message
+    assert cure in message
     assert "argument" not in message
     assert "unique_key=" not in message
     assert caught.value.argument == "tenant_id"
@@ -157,44 +148,19 @@ def test_a_header_without_a_text_has_a_cure_that_helps(value):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((7, True), {}), ((7,), {"full": True}), ((), {"full": True, "shop_id": 7})],
-)
-def test_position_and_name_are_one_key(args, kwargs):
-    assert text_of(rebuild, *args, **kwargs) == text_of(rebuild, shop_id=7, full=True)
-
-
-def test_every_kind_of_parameter_stands_under_its_own_name():
-    text = text_of(collect, 1, 3, "a", "b", only=True, colour="red")
-
-    assert text == (
-        '{"args":{"extra":{"colour":"red"},"first":1,"only":true,"rest":["a","b"],"second":3},'
-        '"type":"shop.task"}'
-    )
-
-
-def test_empty_rest_and_extra_are_left_out():
-    assert text_of(collect, 1) == '{"args":{"first":1},"type":"shop.task"}'
-
-
-def test_an_extra_keyword_may_have_the_name_of_a_positional_only_parameter():
-    text = text_of(collect, 1, first=2)
-
-    assert text == '{"args":{"extra":{"first":2},"first":1},"type":"shop.task"}'
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "message", "name"),
+    ("function", "args", "kwargs", "message", "name"),
     [
-        ((), {}, "argument 'shop_id' is missing", "shop_id"),
-        ((1, 2, 3), {}, "takes 2 positional arguments, not 3", None),
-        ((1,), {"ful": True}, "no keyword parameter 'ful'", "ful"),
-        ((1,), {"shop_id": 1}, "'shop_id' is given by position and by name", "shop_id"),
-        ((1,), {2: True}, "a keyword is a string, not a int", None),
+        (rebuild, (), {}, "argument 'shop_id' is missing", "shop_id"),
+        (rebuild, (1, 2, 3), {}, "takes 2 positional arguments, not 3", None),
+        (rebuild, (1,), {"ful": True}, "no keyword parameter 'ful'", "ful"),
+        (rebuild, (1,), {"shop_id": 1}, "'shop_id' is given by position and by name", "shop_id"),
+        (rebuild, (1,), {2: True}, "a keyword is a string, not a int", None),
+        (collect, (), {"first": 1}, "argument 'first' is missing", "first"),
+        (lambda shop_id, /: ..., (), {"shop_id": 7}, "no keyword parameter 'shop_id'", "shop_id"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(args, kwargs, message, name):
-    call = Call("shop.task", args, kwargs, inspect.signature(rebuild))
+def test_arguments_that_do_not_fit_are_refused(function, args, kwargs, message, name):
+    call = Call("shop.task", args, kwargs, inspect.signature(function))
 
     with pytest.raises(UniqueKeyError, match=message) as caught:
         identity(call, DEFAULT)
@@ -203,20 +169,118 @@ def test_arguments_that_do_not_fit_are_refused(args, kwargs, message, name):
     assert "shop.task" in str(caught.value)
 
 
-def test_a_positional_only_parameter_cannot_be_named():
-    def task(shop_id, /): ...
+class Name(enum.StrEnum):
+    SHOP = "shop_id"
 
-    with pytest.raises(UniqueKeyError, match="no keyword parameter 'shop_id'"):
-        text_of(task, shop_id=7)
+    def __str__(self):
+        return "never this"
 
 
-def test_a_keyword_may_be_an_instance_of_a_subclass_of_str():
-    class Name(enum.StrEnum):
-        SHOP = "shop_id"
+class Odd:
+    """Equal to nothing: a comparison is a mistake."""
 
-    call = Call("shop.task", (), {Name.SHOP: 7}, inspect.signature(rebuild))
+    __hash__ = None
 
-    assert canonical_text(identity(call, DEFAULT)) == text_of(rebuild, 7)
+    def __eq__(self, other):
+        raise AssertionError("compared")
+
+    def __json__(self):
+        return [1]
+
+
+UNSET = object()
+
+TEXTS = {
+    "a wrong argument beside the type alone": (
+        call_of(rebuild, 7, nonsense=object()),
+        UniquePolicy(keys=["type"]),
+        '{"type":"shop.task"}',
+    ),
+    "a keyword of a subclass of str": (
+        Call("shop.task", (), {Name.SHOP: 7}, inspect.signature(rebuild)),
+        DEFAULT,
+        '{"args":{"shop_id":7},"type":"shop.task"}',
+    ),
+    "an argument whose equality is odd": (
+        call_of(lambda x=(1,): ..., Odd()),
+        DEFAULT,
+        '{"args":{},"type":"shop.task"}',
+    ),
+    "a default without wire form, given": (
+        call_of(lambda x=UNSET: ..., UNSET),
+        DEFAULT,
+        '{"args":{},"type":"shop.task"}',
+    ),
+    "a default without wire form, left out": (
+        call_of(lambda x=UNSET: ...),
+        DEFAULT,
+        '{"args":{},"type":"shop.task"}',
+    ),
+    "another value than a default without wire form": (
+        call_of(lambda x=UNSET: ..., 1),
+        DEFAULT,
+        '{"args":{"x":1},"type":"shop.task"}',
+    ),
+    "rest and extra that are named, when empty": (
+        call_of(collect, 1),
+        UniquePolicy(args_keys=["rest", "extra"]),
+        '{"args":{"extra":{},"rest":[]},"type":"shop.task"}',
+    ),
+    "a named parameter before an extra keyword of its name": (
+        call_of(collect, 1, first=2),
+        UniquePolicy(args_keys=["first"]),
+        '{"args":{"first":1},"type":"shop.task"}',
+    ),
+    "unique_key of a value without wire form": (
+        call_of(one, PurePosixPath("/srv/shop")),
+        UniquePolicy(key="{x}"),
+        '{"key":"/srv/shop","type":"shop.task"}',
+    ),
+    "unique_key of a string that looks like an address": (
+        call_of(one, "crash at 0xdeadbeef"),
+        UniquePolicy(key="{x}"),
+        '{"key":"crash at 0xdeadbeef","type":"shop.task"}',
+    ),
+    "unique_key that shows a value and braces": (
+        call_of(one, "a"),
+        UniquePolicy(key="{{{x!r}}}"),
+        '{"key":"{\'a\'}","type":"shop.task"}',
+    ),
+    "unique_key that returns an instance of a subclass of str": (
+        call_of(rebuild, 7),
+        UniquePolicy(key=lambda **_: Name.SHOP),
+        '{"key":"shop_id","type":"shop.task"}',
+    ),
+    "unique_key that takes every argument": (
+        call_of(collect, 1, 2, "a"),
+        UniquePolicy(key=lambda **arguments: repr(arguments)),
+        (
+            "{\"key\":\"{'first': 1, 'second': 2, 'rest': ('a',), 'only': None, 'extra': {}}\","
+            '"type":"shop.task"}'
+        ),
+    ),
+    "unique_key without parameters where there are no arguments": (
+        call_of(lambda: ...),
+        UniquePolicy(key=lambda: "x"),
+        '{"key":"x","type":"shop.task"}',
+    ),
+    "unique_key for positional arguments of an unknown signature": (
+        call_of(None, 7),
+        UniquePolicy(key=lambda: "shop-7"),
+        '{"key":"shop-7","type":"shop.task"}',
+    ),
+    "unique_key that changes the mapping it is passed": (
+        call_of(rebuild, 7),
+        UniquePolicy(key=lambda arguments: str(arguments.pop("shop_id"))),
+        '{"key":"7","type":"shop.task"}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "policy", "text"), TEXTS.values(), ids=TEXTS)
+def test_a_call_has_one_text(call, policy, text):
+    assert canonical_text(identity(call, policy)) == text
+    assert canonical_text(identity(call, policy)) == text
 
 
 def test_signatures_are_remembered_but_not_without_bound():
@@ -229,32 +293,15 @@ def test_signatures_are_remembered_but_not_without_bound():
 # -- Defaults ------------------------------------------------------------------------------------
 
 
-def test_a_default_given_or_left_out_is_one_key():
-    assert text_of(rebuild, 7) == '{"args":{"shop_id":7},"type":"shop.task"}'
-    assert text_of(rebuild, 7, False) == text_of(rebuild, 7)
-    assert text_of(rebuild, 7, full=False) == text_of(rebuild, 7)
-
-
-def test_a_new_parameter_with_a_default_changes_no_key():
-    def before(shop_id): ...
-    def after(shop_id, full=False, *, depth=None): ...
-
-    assert text_of(before, 7) == text_of(after, 7)
-
-
 @pytest.mark.parametrize(
     ("default", "given", "equal"),
     [
-        (1, True, False),
         (0, False, False),
         (False, 0, False),
-        (0, 0.0, True),
         (0, -0.0, True),
         (1.0, 1, True),
         ("1", 1, False),
-        (None, False, False),
         (None, "", False),
-        ((), [], True),
         ([], {}, False),
         ((1, (2,)), [1, [2]], True),
         ("caf\u00e9", "cafe\u0301", True),
@@ -271,30 +318,6 @@ def test_a_default_is_compared_by_its_canonical_form(default, given, equal):
     left_out = text_of(task) == text_of(task, given)
 
     assert left_out is equal
-
-
-def test_an_argument_whose_equality_is_odd_is_never_asked():
-    class Odd:
-        def __eq__(self, other):
-            raise AssertionError("asked")
-
-        __hash__ = None
-
-        def __json__(self):
-            return [1]
-
-    def task(x=(1,)): ...
-
-    assert text_of(task, Odd()) == text_of(task)
-
-
-def test_a_default_without_wire_form_can_be_left_out_or_given():
-    unset = object()
-
-    def task(x=unset): ...
-
-    assert text_of(task) == text_of(task, unset) == '{"args":{},"type":"shop.task"}'
-    assert text_of(task, 1) == '{"args":{"x":1},"type":"shop.task"}'
 
 
 def test_a_default_that_the_body_changes_does_not_change_keys():
@@ -326,30 +349,6 @@ def test_named_arguments_are_in_even_as_defaults():
     assert text_of(rebuild, 8, full=False, policy=policy) == text_of(rebuild, 7, policy=policy)
 
 
-def test_named_arguments_may_be_extra_keywords():
-    policy = UniquePolicy(args_keys=["colour"])
-
-    text = text_of(collect, 1, colour="red", size=3, policy=policy)
-
-    assert text == '{"args":{"colour":"red"},"type":"shop.task"}'
-
-
-def test_rest_and_extra_can_be_named_and_are_there_when_empty():
-    policy = UniquePolicy(args_keys=["rest", "extra"])
-
-    assert text_of(collect, 1, policy=policy) == (
-        '{"args":{"extra":{},"rest":[]},"type":"shop.task"}'
-    )
-
-
-def test_a_parameter_goes_before_an_extra_keyword_of_its_name():
-    policy = UniquePolicy(args_keys=["first"])
-
-    text = text_of(collect, 1, first=2, policy=policy)
-
-    assert text == '{"args":{"first":1},"type":"shop.task"}'
-
-
 @pytest.mark.parametrize("function", [rebuild, collect, None])
 def test_a_name_that_the_call_has_not_is_refused_with_the_nearest(function):
     policy = UniquePolicy(args_keys=["shopid"])
@@ -375,78 +374,12 @@ def test_a_name_like_none_of_the_arguments_is_refused_with_all_of_them():
 # -- unique_key ----------------------------------------------------------------------------------
 
 
-def test_a_callable_is_given_what_the_body_would_see():
-    seen = {}
-
-    def unique_key(**arguments):
-        seen.update(arguments)
-        return "mine"
-
-    text = text_of(collect, 1, 2, "a", policy=UniquePolicy(key=unique_key))
-
-    assert text == '{"key":"mine","type":"shop.task"}'
-    assert seen == {"first": 1, "second": 2, "rest": ("a",), "only": None, "extra": {}}
-
-
-def test_a_format_string_names_arguments_given_or_not():
-    policy = UniquePolicy(key="shop-{shop_id}-{full}")
-
-    assert text_of(rebuild, 7, policy=policy) == '{"key":"shop-7-False","type":"shop.task"}'
-
-
-def test_a_format_string_may_say_how_to_show_a_value():
-    def report(day, number, name): ...
-
-    policy = UniquePolicy(key="{{{day:%Y-%m}}} {number:05d} {name!r}")
-
-    text = text_of(report, date(2024, 2, 29), 42, "x", policy=policy)
-
-    assert text == '{"key":"{2024-02} 00042 \'x\'","type":"shop.task"}'
-
-
-def test_the_string_of_unique_key_is_nfc():
-    policy = UniquePolicy(key="{x}")
-
-    assert text_of(one, "cafe\u0301", policy=policy) == text_of(one, "caf\u00e9", policy=policy)
-
-
-def test_unique_key_works_for_values_without_wire_form():
-    path = PurePosixPath("/srv/shop")
-
-    text = text_of(one, path, policy=UniquePolicy(key="{x}"))
-
-    assert text == '{"key":"/srv/shop","type":"shop.task"}'
-
-
-def test_unique_key_stands_beside_the_other_dimensions():
-    call = Call("t", (7,), {}, inspect.signature(rebuild), queue="fast", meta={"tenant": "acme"})
-    policy = UniquePolicy(
-        keys=["type", "queue", "args", "meta"], meta_keys=["tenant"], key="{shop_id}"
-    )
-
-    assert canonical_text(identity(call, policy)) == (
-        '{"key":"7","meta":{"tenant":"acme"},"queue":"fast","type":"t"}'
-    )
-
-
 @pytest.mark.parametrize("made", [None, 7, b"7", ["7"]])
 def test_unique_key_must_return_a_string(made):
     policy = UniquePolicy(key=lambda **_: made)
 
     with pytest.raises(UniqueKeyError, match="must return a string"):
         text_of(rebuild, 7, policy=policy)
-
-
-def test_a_string_of_a_subclass_is_its_characters():
-    class Colour(enum.StrEnum):
-        RED = "red"
-
-        def __str__(self):
-            return "loud"
-
-    text = text_of(rebuild, 7, policy=UniquePolicy(key=lambda **_: Colour.RED))
-
-    assert text == '{"key":"red","type":"shop.task"}'
 
 
 def test_an_error_in_unique_key_is_the_cause():
@@ -513,15 +446,6 @@ def test_a_callable_sees_the_arguments_in_the_order_of_the_signature():
         assert texts == {'{"key":"{\'a\': 1, \'b\': 1, \'c\': 3}","type":"shop.task"}'}
 
 
-def test_a_callable_may_change_the_mapping_that_it_is_passed():
-    def unique_key(arguments):
-        return str(arguments.pop("shop_id"))
-
-    policy = UniquePolicy(key=unique_key)
-
-    assert text_of(rebuild, 7, policy=policy) == text_of(rebuild, shop_id=7, policy=policy)
-
-
 @pytest.mark.parametrize(
     ("unique_key", "argument", "message"),
     [
@@ -542,12 +466,6 @@ def test_a_callable_that_the_arguments_do_not_fit_is_told_so(unique_key, argumen
         text_of(rebuild, 7, policy=UniquePolicy(key=unique_key))
 
     assert caught.value.argument == argument
-
-
-def test_a_callable_without_parameters_is_fine_where_there_are_no_arguments():
-    text = text_of(lambda: ..., policy=UniquePolicy(key=lambda: "x"))
-
-    assert text == '{"key":"x","type":"shop.task"}'
 
 
 def test_the_parameters_of_a_callable_are_looked_at_once(monkeypatch):
@@ -630,22 +548,7 @@ def test_a_value_shown_by_its_address_is_refused(value):
         text_of(one, value, policy=UniquePolicy(key="{x}"))
 
 
-def test_a_string_that_looks_like_an_address_is_fine():
-    text = text_of(one, "crash at 0xdeadbeef", policy=UniquePolicy(key="{x}"))
-
-    assert text == '{"key":"crash at 0xdeadbeef","type":"shop.task"}'
-
-
 # -- A sender without the task's code ------------------------------------------------------------
-
-
-def test_keyword_arguments_give_the_key_of_a_bound_call():
-    assert text_of(None, shop_id=7, full=True) == text_of(rebuild, 7, True)
-    assert text_of(None, shop_id=7) == text_of(rebuild, 7)
-
-
-def test_a_default_that_is_given_cannot_be_known_without_the_code():
-    assert text_of(None, shop_id=7, full=False) != text_of(rebuild, 7, False)
 
 
 def test_positional_arguments_are_refused_with_the_cure():
@@ -653,12 +556,6 @@ def test_positional_arguments_are_refused_with_the_cure():
 
     with pytest.raises(UniqueKeyError, match=cure):
         text_of(None, 7)
-
-
-def test_unique_key_is_a_cure_for_positional_arguments():
-    text = text_of(None, 7, policy=UniquePolicy(key=lambda: "shop-7"))
-
-    assert text == '{"key":"shop-7","type":"shop.task"}'
 
 
 def test_a_format_string_finds_keyword_arguments_without_the_code():
@@ -717,52 +614,21 @@ class Money:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "null"),
-        (True, "true"),
-        (0, "0"),
-        (1, "1"),
-        (1.0, "1"),
-        (-0.0, "0"),
-        (0.1, "0.1"),
-        (1e21, "1e+21"),
         (1e-7, "1e-7"),
-        ("1", '"1"'),
-        ("", '""'),
-        ([], "[]"),
-        ({}, "{}"),
         ((1, "a"), '[1,"a"]'),
         (Point(1, 2), "[1,2]"),
-        ({"b": 1, "a": {"d": 1, "c": 2}}, '{"a":{"c":2,"d":1},"b":1}'),
         (OrderedDict(b=1, a=2), '{"a":2,"b":1}'),
-        ({1: "a"}, '{"1":"a"}'),
-        ({None: 1, True: 2, 1.5: 3}, '{"1.5":3,"null":1,"true":2}'),
         (Colour.RED, '"red"'),
         (Level.HIGH, "3"),
         (Mixed.A, '"a"'),
         ({Mixed.A: 1}, '{"a":1}'),
         (Word("word"), '"word"'),
         (Money(5), '{"cents":5}'),
-        (b"abc", '{"__type__":"bytes","__value__":"abc"}'),
-        (b"e\xcc\x81", '{"__type__":"base64","__value__":"ZcyB"}'),
         ([{"x": b"\xc3\xa9"}], '[{"x":{"__type__":"bytes","__value__":"\u00e9"}}]'),
         (b"\xff", '{"__type__":"base64","__value__":"/w=="}'),
-        (date(2024, 2, 29), '{"__type__":"date","__value__":"2024-02-29"}'),
         (time(1, 2, 3), '{"__type__":"time","__value__":"01:02:03"}'),
-        (
-            datetime(2024, 2, 29, 12, tzinfo=UTC),
-            '{"__type__":"datetime","__value__":"2024-02-29T12:00:00+00:00"}',
-        ),
-        (Decimal("1.50"), '{"__type__":"decimal","__value__":"1.50"}'),
-        (
-            UUID("12345678-1234-5678-1234-567812345678"),
-            '{"__type__":"uuid","__value__":{"hex":"12345678123456781234567812345678"}}',
-        ),
-        ('quote " slash \\ /', r'"quote \" slash \\ /"'),
         ("\x00\b\t\n\f\r\x1f\x7f", '"\\u0000\\b\\t\\n\\f\\r\\u001f\x7f"'),
         ("\u2028<\u20ac\U0001f600", '"\u2028<\u20ac\U0001f600"'),
-        ("cafe\u0301", '"caf\u00e9"'),
-        ({"e\u0301": 1}, '{"\u00e9":1}'),
-        ("\ud83d\ude00", '"\U0001f600"'),
         (["\ud83d\ude00"], '["\U0001f600"]'),
     ],
     ids=repr,
@@ -776,31 +642,21 @@ def test_a_value_is_written_as_kombu_sends_it(value, text):
     [
         ("0000000000000000", "0"),
         ("8000000000000000", "0"),
-        ("0000000000000001", "5e-324"),
         ("8000000000000001", "-5e-324"),
-        ("7fefffffffffffff", "1.7976931348623157e+308"),
         ("ffefffffffffffff", "-1.7976931348623157e+308"),
         ("4340000000000000", "9007199254740992"),
         ("c340000000000000", "-9007199254740992"),
         ("4430000000000000", "295147905179352830000"),
-        ("44b52d02c7e14af5", "9.999999999999997e+22"),
-        ("44b52d02c7e14af6", "1e+23"),
         ("44b52d02c7e14af7", "1.0000000000000001e+23"),
         ("444b1ae4d6e2ef4e", "999999999999999700000"),
-        ("444b1ae4d6e2ef4f", "999999999999999900000"),
         ("444b1ae4d6e2ef50", "1e+21"),
-        ("3eb0c6f7a0b5ed8c", "9.999999999999997e-7"),
-        ("3eb0c6f7a0b5ed8d", "0.000001"),
         ("41b3de4355555553", "333333333.3333332"),
-        ("41b3de4355555554", "333333333.33333325"),
         ("41b3de4355555555", "333333333.3333333"),
         ("41b3de4355555556", "333333333.3333334"),
         ("41b3de4355555557", "333333333.33333343"),
-        ("becbf647612f3696", "-0.0000033333333333333333"),
-        ("43143ff3c1cb0959", "1424953923781206.2"),
     ],
 )
-def test_floats_are_the_samples_of_rfc_8785_appendix_b(bits, text):
+def test_floats_are_the_samples_of_rfc_8785_appendix_b_that_no_vector_has(bits, text):
     (value,) = struct.unpack(">d", bytes.fromhex(bits))
 
     assert argument(value) == text
@@ -810,31 +666,6 @@ def test_floats_are_the_samples_of_rfc_8785_appendix_b(bits, text):
 def test_an_integer_of_any_size_is_its_digits(value):
     assert argument(value) == str(value)
     assert argument([value]) == f"[{value}]"
-
-
-def test_a_big_float_and_the_integer_it_equals_are_two_keys():
-    assert argument(1e300) == "1e+300"
-    assert argument(int(1e300)) == str(int(1e300))
-    assert argument(float(2**60)) == "1152921504606847000"
-    assert argument(2**60) == "1152921504606846976"
-
-
-def test_a_big_float_is_one_key_with_the_integer_that_its_text_says():
-    # Documented: between 2**53 and 1e21 RFC 8785 writes a float as digits, its shortest ones.
-    assert argument(float(2**60)) == argument(1152921504606847000)
-
-
-def test_objects_are_ordered_by_utf_16_code_units():
-    # RFC 8785, 3.2.3; U+FB33 is left out, since NFC takes it apart.
-    names = ["\u20ac", "\r", "1", "\U0001f600", "\u0080", "\u00f6", "\uff21"]
-
-    text = argument(dict.fromkeys(names, 0))
-
-    assert text == ('{"\\r":0,"1":0,"\u0080":0,"\u00f6":0,"\u20ac":0,"\U0001f600":0,"\uff21":0}')
-
-
-def test_names_are_ordered_after_nfc_and_not_before():
-    assert argument({"\ufb33": 1, "\u05e0": 2}) == '{"\u05d3\u05bc":1,"\u05e0":2}'
 
 
 def test_what_a_user_registered_with_kombu_is_used():
@@ -848,18 +679,6 @@ def test_what_a_user_registered_with_kombu_is_used():
         del _encoders[Shop]
 
     assert text == '{"__type__":"shop","__value__":7}'
-
-
-def test_what_the_worker_decodes_has_the_key_of_what_was_sent():
-    sent = {"__type__": "uuid", "__value__": {"hex": UUID(int=7).hex}}
-
-    assert argument(sent) == argument(UUID(int=7))
-
-
-def test_the_same_instant_in_two_time_zones_is_two_keys():
-    noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
-
-    assert argument(noon) != argument(noon.astimezone(timezone(timedelta(hours=1))))
 
 
 # -- Values that have no key ---------------------------------------------------------------------
@@ -891,19 +710,6 @@ class BadText:
         raise RuntimeError
 
     __repr__ = __str__
-
-
-def nested(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels - 1):
-        value = [value]
-    return value
-
-
-def circular() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
 
 
 NO_KEY = {
@@ -1001,18 +807,6 @@ def test_canonical_and_wire_form_are_steps_of_the_same_way():
 # -- Digest --------------------------------------------------------------------------------------
 
 
-def test_a_key_is_its_version_and_lowercase_hex():
-    key = key_of("{}")
-
-    assert key == f"{KEY_VERSION}:{hashlib.sha256(b'{}').hexdigest()}"
-    assert KEY_VERSION == "1"
-    assert len(key) == 66
-
-
-def test_the_digest_is_of_utf_8():
-    assert key_of("\u00e9") == "1:" + hashlib.sha256(b"\xc3\xa9").hexdigest()
-
-
 @pytest.mark.parametrize("secret", ["s\u00e9same", "s\u00e9same".encode()])
 def test_a_secret_makes_it_an_hmac(secret):
     expected = hmac.new("s\u00e9same".encode(), b"{}", hashlib.sha256).hexdigest()
@@ -1040,27 +834,12 @@ def test_an_idempotency_key_stands_for_the_arguments():
     )
 
 
-def test_an_idempotency_key_is_nfc():
-    nfd = idempotency_identity(Call("pay", idempotency_key="cafe\u0301"))
-    nfc = idempotency_identity(Call("pay", idempotency_key="caf\u00e9"))
-
-    assert canonical_text(nfd) == canonical_text(nfc)
-
-
 @pytest.mark.parametrize("key", [None, "", "x" * 256, 7, b"x", ["x"]])
 def test_a_bad_idempotency_key_is_refused(key):
     with pytest.raises(UniqueKeyError, match="1 to 255 characters") as caught:
         idempotency_identity(Call("pay", idempotency_key=key))
 
     assert caught.value.argument == "idempotency_key"
-
-
-def test_an_idempotency_key_of_255_characters_is_fine():
-    call = Call("pay", idempotency_key="\U0001f600" * 255)
-
-    assert canonical_text(idempotency_identity(call, scope="app")) == (
-        '{"idempotency_key":"' + "\U0001f600" * 255 + '"}'
-    )
 
 
 def test_an_idempotency_key_without_a_text_is_refused_and_not_shown():
@@ -1104,46 +883,6 @@ def test_unique_key_is_no_cure_beside_an_idempotency_key(call):
     assert str(caught.value).startswith("pay gets no unique key: ")
     assert "Pass " in str(caught.value)
     assert "unique_key=" not in str(caught.value)
-
-
-# -- The rows of the comparison with other libraries that are about keys --------------------------
-
-
-def test_peers_position_and_name():
-    assert text_of(one, 1) == text_of(one, x=1)
-
-
-def test_peers_default_left_out_or_given():
-    assert text_of(rebuild, 1) == text_of(rebuild, 1, False) == text_of(rebuild, 1, full=False)
-
-
-def test_peers_order_of_keywords_and_of_nested_names():
-    assert text_of(rebuild, shop_id={"a": 1, "b": {"c": 1, "d": 2}}, full=1) == text_of(
-        rebuild, full=1, shop_id={"b": {"d": 2, "c": 1}, "a": 1}
-    )
-
-
-def test_peers_numbers_and_strings():
-    def task(x=None, y=None): ...
-
-    assert text_of(task, 1) != text_of(task, "1")
-    assert text_of(task, x="1_y-2") != text_of(task, x=1, y=2)
-    assert text_of(task, x='1,"y":2') != text_of(task, x=1, y=2)
-
-
-def test_peers_rich_types_work():
-    for value in (UUID(int=1), datetime(2024, 1, 1), Decimal(1), b"1"):  # noqa: DTZ001
-        assert key_of(text_of(one, value)) == key_of(text_of(one, value))
-
-
-def test_peers_tuples_and_integer_names():
-    assert text_of(one, (1, 2)) == text_of(one, [1, 2])
-    assert text_of(one, {1: "a"}) == text_of(one, {"1": "a"})
-
-
-def test_peers_an_argument_that_cannot_be_serialised():
-    with pytest.raises(UniqueKeyError, match="argument 'x'"):
-        text_of(one, object())
 
 
 def test_making_keys_loads_no_celery():
