@@ -37,7 +37,7 @@ def fetch_and_die(app: Celery, result: Any) -> None:
     advance(app, RUN_LEASE_MS / 1000 + 1)
 
 
-def test_one_of_many_duplicates_publishes_the_message_again(app: Celery, rebuild: Any) -> None:
+def test_one_of_many_duplicates_publishes_the_message_again(app, rebuild):
     first = rebuild.delay(7)
     fetch_and_die(app, first)
 
@@ -55,9 +55,7 @@ def test_one_of_many_duplicates_publishes_the_message_again(app: Celery, rebuild
     assert len(messages(app)) == 1
 
 
-def test_the_copy_keeps_the_eta_of_the_task_and_not_that_of_the_call(
-    app: Celery, rebuild: Any
-) -> None:
+def test_the_copy_keeps_the_eta_of_the_task_and_not_that_of_the_call(app, rebuild):
     first = rebuild.apply_async((7,), countdown=3600)
     fetch_and_die(app, first)
 
@@ -69,7 +67,7 @@ def test_the_copy_keeps_the_eta_of_the_task_and_not_that_of_the_call(
     assert timedelta(minutes=30) < lead < timedelta(minutes=60)  # a minute has passed
 
 
-def test_a_call_that_is_refused_has_the_task_run_all_the_same(app: Celery, rebuild: Any) -> None:
+def test_a_call_that_is_refused_has_the_task_run_all_the_same(app, rebuild):
     first = rebuild.delay(7)
     fetch_and_die(app, first)
 
@@ -79,7 +77,7 @@ def test_a_call_that_is_refused_has_the_task_run_all_the_same(app: Celery, rebui
     assert [each.id for each in messages(app)] == [first.id]
 
 
-def test_a_call_with_callbacks_follows_and_publishes_nothing(app: Celery, rebuild: Any) -> None:
+def test_a_call_with_callbacks_follows_and_publishes_nothing(app, rebuild):
     """Its message is its own: under another's id its callbacks would be sent twice."""
     first = rebuild.delay(7)
     fetch_and_die(app, first)
@@ -93,8 +91,8 @@ def test_a_call_with_callbacks_follows_and_publishes_nothing(app: Celery, rebuil
 
 
 def test_a_copy_that_could_not_be_published_is_published_by_the_next_call(
-    app: Celery, rebuild: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    app, rebuild, monkeypatch
+):
     first = rebuild.delay(7)
     fetch_and_die(app, first)
     with monkeypatch.context() as broken:

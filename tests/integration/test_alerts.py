@@ -91,9 +91,7 @@ def quiet_until(minutes: int) -> dict[int, list[object]]:
     return {minute: [] for minute in range(EVERY, minutes + 1, EVERY)}
 
 
-def test_a_long_job_that_is_called_again_and_again_is_no_alert(
-    watched: Watched, tmp_path: Path
-) -> None:
+def test_a_long_job_that_is_called_again_and_again_is_no_alert(watched, tmp_path):
     with running(watched):
         watched.call_for(3, lambda: watched.rebuild.delay(7))
 
@@ -101,9 +99,7 @@ def test_a_long_job_that_is_called_again_and_again_is_no_alert(
     check_alerts(watched.scrapes, quiet_until(180), tmp_path, every=EVERY)
 
 
-def test_calls_for_a_task_whose_message_is_gone_are_an_alert_after_an_hour(
-    watched: Watched, tmp_path: Path
-) -> None:
+def test_calls_for_a_task_whose_message_is_gone_are_an_alert_after_an_hour(watched, tmp_path):
     watched.rebuild.delay(7)
     take_messages(watched.app)
 
@@ -120,9 +116,7 @@ def other(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("holder", ["window", "countdown", "nobody"])
-def test_calls_that_are_dropped_as_they_should_be_are_no_alert(
-    holder: str, watched: Watched, tmp_path: Path
-) -> None:
+def test_calls_that_are_dropped_as_they_should_be_are_no_alert(holder, watched, tmp_path):
     call = {
         "window": lambda: watched.report.delay(1),
         "countdown": lambda: watched.rebuild.apply_async((7,), countdown=4 * 3600),
@@ -137,9 +131,7 @@ def test_calls_that_are_dropped_as_they_should_be_are_no_alert(
     check_alerts(watched.scrapes, quiet_until(180), tmp_path, every=EVERY)
 
 
-def test_a_countdown_longer_than_an_hour_is_not_waited_for_in_the_queue(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_countdown_longer_than_an_hour_is_not_waited_for_in_the_queue(watched, caplog):
     watched.rebuild.apply_async((7,), countdown=2 * 3600)
     advance(watched.app, 2 * 3600 + 60)
 
@@ -151,7 +143,7 @@ def test_a_countdown_longer_than_an_hour_is_not_waited_for_in_the_queue(
     assert _value(watched, "long_waits_total", task="rebuild") == 0
 
 
-def test_the_first_lost_lock_is_an_alert(watched: Watched, tmp_path: Path) -> None:
+def test_the_first_lost_lock_is_an_alert(watched, tmp_path):
     watched.scrape()
     watched.goes_on.set()
     lapsed = watched.rebuild.delay(7)
@@ -169,7 +161,7 @@ def test_the_first_lost_lock_is_an_alert(watched: Watched, tmp_path: Path) -> No
     check_alerts(watched.scrapes, expected, tmp_path, every=EVERY)
 
 
-def test_the_first_burst_of_store_errors_is_an_alert(watched: Watched, tmp_path: Path) -> None:
+def test_the_first_burst_of_store_errors_is_an_alert(watched, tmp_path):
     class Silent(MemoryStore):
         def acquire(self, *_: object) -> None:
             raise StoreUnavailable("no answer")
@@ -188,9 +180,7 @@ def test_the_first_burst_of_store_errors_is_an_alert(watched: Watched, tmp_path:
 
 
 @pytest.mark.parametrize(("seconds", "fires"), [(0.4, True), (0.004, False)])
-def test_a_slow_store_is_an_alert(
-    seconds: float, fires: bool, watched: Watched, tmp_path: Path
-) -> None:
+def test_a_slow_store_is_an_alert(seconds, fires, watched, tmp_path):
     metrics = prometheus._installed[watched.registry]
     for _ in range(6):
         for _ in range(50):
@@ -205,21 +195,21 @@ def _value(watched: Watched, name: str, **labels: str) -> float:
     return watched.scrapes[-1][f"celery_unique_{name}", frozenset(labels.items())]
 
 
-def test_the_page_shows_the_rules_of_the_file() -> None:
+def test_the_page_shows_the_rules_of_the_file():
     (shown,) = [block.text for block in blocks(PAGE) if block.language == "yaml"]
 
     assert shown == RULES.read_text()
     assert "(alerts.yml)" in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_rules_are_valid_for_prometheus() -> None:
+def test_the_rules_are_valid_for_prometheus():
     done = subprocess.run([promtool(), "check", "rules", RULES], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     assert "4 rules found" in done.stdout
 
 
-def test_every_act_that_an_error_can_name_has_a_series_from_the_beginning() -> None:
+def test_every_act_that_an_error_can_name_has_a_series_from_the_beginning():
     package = Path(prometheus.__file__).parents[1]
     called = re.compile(
         r'(?:store_error|report_error|_apply|_retry_later)\(\s*(?:[\w.]+,\s*)?"([\w-]+)"'

@@ -61,7 +61,7 @@ def broker_that_fails_after(app: Celery, number: int) -> Iterator[None]:
         app.amqp.send_task_message = real
 
 
-def test_every_call_gets_its_outcome(app: Celery, rebuild: Any) -> None:
+def test_every_call_gets_its_outcome(app, rebuild):
     held = rebuild.delay(1)
     echo = app.tasks["shop.echo"]
 
@@ -79,7 +79,7 @@ def test_every_call_gets_its_outcome(app: Celery, rebuild: Any) -> None:
         assert [value_of(result) for result in results] == [1, 2, 2, 3, 4]
 
 
-def test_more_calls_than_fit_in_a_batch(app: Celery, rebuild: Any) -> None:
+def test_more_calls_than_fit_in_a_batch(app, rebuild):
     results = apply_many(rebuild.s(number % 30) for number in range(60))
 
     assert [result.outcome for result in results] == ["created"] * 30 + ["deduplicated"] * 30
@@ -87,7 +87,7 @@ def test_more_calls_than_fit_in_a_batch(app: Celery, rebuild: Any) -> None:
     assert len(messages(app)) == 30
 
 
-def test_locks_are_taken_in_few_round_trips(local_app: Celery) -> None:
+def test_locks_are_taken_in_few_round_trips(local_app):
     rebuild, store = define(local_app), state_of(local_app).store
     asked = []
     real = store.acquire_many
@@ -103,11 +103,11 @@ def test_locks_are_taken_in_few_round_trips(local_app: Celery) -> None:
     assert asked == [20, 20, 5]
 
 
-def test_nothing_is_nothing(local_app: Celery) -> None:
+def test_nothing_is_nothing(local_app):
     assert apply_many([]) == []
 
 
-def test_a_canvas_among_the_calls_is_applied_as_it_is(local_app: Celery) -> None:
+def test_a_canvas_among_the_calls_is_applied_as_it_is(local_app):
     rebuild = define(local_app)
     echo = local_app.tasks["shop.echo"]
 
@@ -121,7 +121,7 @@ def test_a_canvas_among_the_calls_is_applied_as_it_is(local_app: Celery) -> None
         assert results[2].get(timeout=10, interval=0.01) == [1, 2]
 
 
-def test_calls_with_options_of_their_own(local_app: Celery) -> None:
+def test_calls_with_options_of_their_own(local_app):
     rebuild = define(local_app)
     mine = uuid.uuid4().hex
 
@@ -146,7 +146,7 @@ def test_calls_with_options_of_their_own(local_app: Celery) -> None:
     assert [sent.headers["eta"] is not None for sent in messages(local_app)] == [True, False, False]
 
 
-def test_a_refused_call_is_an_error_in_its_place(local_app: Celery) -> None:
+def test_a_refused_call_is_an_error_in_its_place(local_app):
     rebuild = define(local_app)
     rejecting = rebuild.s(1).set(unique_on_conflict="reject")
 
@@ -157,7 +157,7 @@ def test_a_refused_call_is_an_error_in_its_place(local_app: Celery) -> None:
     assert [results[0].outcome, results[2].outcome] == ["created", "created"]
 
 
-def test_a_newer_call_in_the_batch_replaces_an_older_one(local_app: Celery) -> None:
+def test_a_newer_call_in_the_batch_replaces_an_older_one(local_app):
     rebuild = define(local_app)
     replacing = rebuild.s(1).set(unique_on_conflict="replace")
 
@@ -180,7 +180,7 @@ def test_a_newer_call_in_the_batch_replaces_an_older_one(local_app: Celery) -> N
     ],
     ids=["option", "arguments", "key", "task", "number"],
 )
-def test_a_wrong_call_raises_before_anything_is_published(local_app: Celery, wrong: Any) -> None:
+def test_a_wrong_call_raises_before_anything_is_published(local_app, wrong):
     rebuild = define(local_app)
 
     with pytest.raises((TypeError, ValueError)):
@@ -190,7 +190,7 @@ def test_a_wrong_call_raises_before_anything_is_published(local_app: Celery, wro
     assert locks(local_app) == []
 
 
-def test_an_app_that_does_not_know_the_library_is_an_error(local_app: Celery) -> None:
+def test_an_app_that_does_not_know_the_library_is_an_error(local_app):
     stranger = plain_app()
 
     @stranger.task(name="shop.echo")
@@ -202,7 +202,7 @@ def test_an_app_that_does_not_know_the_library_is_an_error(local_app: Celery) ->
     assert messages(local_app) == []
 
 
-def test_two_apps_have_each_their_own_batch(local_app: Celery) -> None:
+def test_two_apps_have_each_their_own_batch(local_app):
     other = make_app("memory://")
     here, there = define(local_app), define(other)
 
@@ -213,9 +213,7 @@ def test_two_apps_have_each_their_own_batch(local_app: Celery) -> None:
 
 
 @pytest.mark.parametrize("made", [1, 3, 25])
-def test_a_broker_that_fails_half_way_leaves_no_lock_without_a_message(
-    app: Celery, rebuild: Any, made: int
-) -> None:
+def test_a_broker_that_fails_half_way_leaves_no_lock_without_a_message(app, rebuild, made):
     calls = [rebuild.s(number) for number in range(30)]
 
     with broker_that_fails_after(app, made), pytest.raises(BatchInterrupted) as caught:
@@ -235,7 +233,7 @@ def test_a_broker_that_fails_half_way_leaves_no_lock_without_a_message(
     )
 
 
-def test_a_duplicate_of_a_call_that_was_not_made_is_not_made(local_app: Celery) -> None:
+def test_a_duplicate_of_a_call_that_was_not_made_is_not_made(local_app):
     rebuild = define(local_app)
     follower = rebuild.s(2).set(task_id=uuid.uuid4().hex)
 
@@ -247,7 +245,7 @@ def test_a_duplicate_of_a_call_that_was_not_made_is_not_made(local_app: Celery) 
     assert state_of(local_app).store.due() == []
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_published() -> None:
+def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_published():
     app = make_app(NOWHERE)
 
     with pytest.raises(StoreUnavailable):
@@ -256,9 +254,7 @@ def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_published() -> 
     assert messages(app) == []
 
 
-def test_a_broker_that_takes_no_call_at_all_is_its_own_error_and_leaves_no_lock(
-    local_app: Celery,
-) -> None:
+def test_a_broker_that_takes_no_call_at_all_is_its_own_error_and_leaves_no_lock(local_app):
     rebuild = define(local_app)
 
     with broker_that_fails_after(local_app, 0), pytest.raises(OperationalError):
@@ -267,7 +263,7 @@ def test_a_broker_that_takes_no_call_at_all_is_its_own_error_and_leaves_no_lock(
     assert locks(local_app) == []
 
 
-def test_by_setting_calls_are_published_without_the_store() -> None:
+def test_by_setting_calls_are_published_without_the_store():
     app = make_app(NOWHERE, unique_on_store_error="publish")
     rebuild = define(app)
 
@@ -277,7 +273,7 @@ def test_by_setting_calls_are_published_without_the_store() -> None:
     assert [sent.id for sent in messages(app)] == [result.id for result in results]
 
 
-def test_eager_calls_are_carried_out(local_app: Celery) -> None:
+def test_eager_calls_are_carried_out(local_app):
     local_app.conf.task_always_eager = True
 
     rebuild = define(local_app)
@@ -287,7 +283,7 @@ def test_eager_calls_are_carried_out(local_app: Celery) -> None:
     assert [result.get() for result in results] == [1, 2]
 
 
-def test_a_class_that_changes_its_calls_is_asked(local_app: Celery) -> None:
+def test_a_class_that_changes_its_calls_is_asked(local_app):
     class Tagged(Task):
         def apply_async(self, *args: Any, **options: Any) -> Any:
             return super().apply_async(*args, **{**options, "headers": {"tag": "mine"}})
@@ -300,7 +296,7 @@ def test_a_class_that_changes_its_calls_is_asked(local_app: Celery) -> None:
     assert [sent.headers["tag"] for sent in messages(local_app)] == ["mine", "mine"]
 
 
-def test_results_are_told_to_the_task_that_calls(local_app: Celery) -> None:
+def test_results_are_told_to_the_task_that_calls(local_app):
     rebuild = define(local_app)
 
     @local_app.task(name="shop.all")

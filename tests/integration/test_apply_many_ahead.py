@@ -58,7 +58,7 @@ def around_waiting(app: Celery, change: Callable[[int, Wait], Wait]) -> None:
     around_asking(app, lambda number, begin: change(number, begin()))
 
 
-def test_the_next_locks_are_asked_for_before_messages_are_sent(app: Celery) -> None:
+def test_the_next_locks_are_asked_for_before_messages_are_sent(app):
     rebuild, steps = task_of(app), []
     send = app.amqp.send_task_message
 
@@ -89,7 +89,7 @@ def test_the_next_locks_are_asked_for_before_messages_are_sent(app: Celery) -> N
     assert [lookup(rebuild, (number,)).state for number in range(7)] == ["available"] * 7
 
 
-def test_results_are_made_once_and_are_those_that_the_caller_gets(app: Celery) -> None:
+def test_results_are_made_once_and_are_those_that_the_caller_gets(app):
     rebuild, made = task_of(app), []
     make = rebuild.AsyncResult
 
@@ -106,7 +106,7 @@ def test_results_are_made_once_and_are_those_that_the_caller_gets(app: Celery) -
 
 
 @pytest.mark.parametrize("policy", ["raise", "publish"])
-def test_a_store_that_falls_silent_half_way(app: Celery, policy: str) -> None:
+def test_a_store_that_falls_silent_half_way(app, policy):
     app.conf.unique_on_store_error = policy
     rebuild = task_of(app)
 
@@ -133,7 +133,7 @@ def test_a_store_that_falls_silent_half_way(app: Celery, policy: str) -> None:
     assert len(messages(app)) == 6
 
 
-def test_a_store_that_cannot_even_be_asked_hears_later_of_what_is_published(app: Celery) -> None:
+def test_a_store_that_cannot_even_be_asked_hears_later_of_what_is_published(app):
     rebuild = task_of(app)
 
     def away(number: int, begin: Callable[[], Wait]) -> Wait:
@@ -150,7 +150,7 @@ def test_a_store_that_cannot_even_be_asked_hears_later_of_what_is_published(app:
     assert [lookup(rebuild, (number,)).state for number in range(6)] == ["available"] * 6
 
 
-def test_a_time_limit_while_the_answers_are_awaited_leaves_no_lock(app: Celery) -> None:
+def test_a_time_limit_while_the_answers_are_awaited_leaves_no_lock(app):
     rebuild = task_of(app)
 
     def interrupted(number: int, wait: Wait) -> Wait:
@@ -169,7 +169,7 @@ def test_a_time_limit_while_the_answers_are_awaited_leaves_no_lock(app: Celery) 
     assert len(messages(app)) == 3
 
 
-def test_a_broker_that_fails_while_locks_are_asked_for_leaves_none(app: Celery) -> None:
+def test_a_broker_that_fails_while_locks_are_asked_for_leaves_none(app):
     rebuild, sent = task_of(app), []
     send = app.amqp.send_task_message
 

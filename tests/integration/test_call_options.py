@@ -81,7 +81,7 @@ DEFINITIONS = [
 
 @pytest.mark.parametrize("define", DEFINITIONS)
 @pytest.mark.parametrize("says", SUBSETS, ids=lambda says: "+".join(sorted(says)) or "none")
-def test_the_highest_layer_that_says_a_field_decides_it(define: Any, says: set[str]) -> None:
+def test_the_highest_layer_that_says_a_field_decides_it(define, says):
     app = plain_app()
     if "app" in says:
         app.conf.unique_default_for = WINDOWS["app"]
@@ -99,7 +99,7 @@ def test_the_highest_layer_that_says_a_field_decides_it(define: Any, says: set[s
     assert window == (timedelta(seconds=expected[0]) if expected else None)
 
 
-def test_each_field_is_decided_by_itself() -> None:
+def test_each_field_is_decided_by_itself():
     app = make_app(
         "memory://",
         unique_default_for=40,
@@ -118,7 +118,7 @@ def test_each_field_is_decided_by_itself() -> None:
 
 @pytest.mark.parametrize("define", DEFINITIONS)
 @pytest.mark.parametrize("named", [NAME, "*"])
-def test_an_annotation_makes_a_task_unique(define: Any, named: str) -> None:
+def test_an_annotation_makes_a_task_unique(define, named):
     app = plain_app(task_annotations={named: {"unique": True}})
     task = define(app, {})
 
@@ -127,7 +127,7 @@ def test_an_annotation_makes_a_task_unique(define: Any, named: str) -> None:
     assert again.id == first.id
 
 
-def test_a_default_of_the_app_makes_no_task_unique() -> None:
+def test_a_default_of_the_app_makes_no_task_unique():
     app = make_app("memory://", unique_default_for=40)
     task = task_of(app)
 
@@ -137,7 +137,7 @@ def test_a_default_of_the_app_makes_no_task_unique() -> None:
 # -- what each option does at a call ----------------------------------------------------------
 
 
-def test_unique_makes_one_call_unique(app: Celery) -> None:
+def test_unique_makes_one_call_unique(app):
     task = task_of(app)
     first = task.apply_async((7,), unique=True)
 
@@ -145,7 +145,7 @@ def test_unique_makes_one_call_unique(app: Celery) -> None:
     assert task.delay(7).outcome == "bypassed"
 
 
-def test_unique_false_publishes_beside_the_holder_and_takes_no_lock(app: Celery) -> None:
+def test_unique_false_publishes_beside_the_holder_and_takes_no_lock(app):
     task = task_of(app, unique=True)
     holder = task.delay(7)
     flush(app)
@@ -166,7 +166,7 @@ def test_unique_false_publishes_beside_the_holder_and_takes_no_lock(app: Celery)
     ],
     ids=["policy", "mapping"],
 )
-def test_unique_as_a_policy_gives_all_fields(app: Celery, policy: Any) -> None:
+def test_unique_as_a_policy_gives_all_fields(app, policy):
     task = task_of(app, unique=True, unique_for=60)
     task.apply_async((7,), unique=policy)
 
@@ -177,7 +177,7 @@ def test_unique_as_a_policy_gives_all_fields(app: Celery, policy: Any) -> None:
     assert len(locks(app)) == 1
 
 
-def test_a_field_beside_a_policy_replaces_that_field(app: Celery) -> None:
+def test_a_field_beside_a_policy_replaces_that_field(app):
     task = task_of(app)
     policy = UniquePolicy(args_keys="shop_id", on_conflict="reject")
     first = task.apply_async((7,), unique=policy)
@@ -187,7 +187,7 @@ def test_a_field_beside_a_policy_replaces_that_field(app: Celery) -> None:
     assert again.id == first.id
 
 
-def test_unique_for_is_the_window_of_the_call_that_asks(app: Celery) -> None:
+def test_unique_for_is_the_window_of_the_call_that_asks(app):
     task = task_of(app, unique=True, unique_for=60)
     task.delay(7)
     advance(app, 30)
@@ -196,7 +196,7 @@ def test_unique_for_is_the_window_of_the_call_that_asks(app: Celery) -> None:
     assert task.apply_async((7,), unique_for="PT20S").outcome == "created"
 
 
-def test_unique_on_names_the_arguments_that_count(app: Celery) -> None:
+def test_unique_on_names_the_arguments_that_count(app):
     task = task_of(app, unique=True)
     first = task.apply_async((7,), unique_on="shop_id")
 
@@ -204,14 +204,14 @@ def test_unique_on_names_the_arguments_that_count(app: Celery) -> None:
     assert task.apply_async((8, True), unique_on=["shop_id"]).id != first.id
 
 
-def test_unique_by_names_the_dimensions(app: Celery) -> None:
+def test_unique_by_names_the_dimensions(app):
     task = task_of(app, unique=True)
     first = task.apply_async((7,), unique_by="type")
 
     assert task.apply_async((8,), unique_by=["type"]).id == first.id
 
 
-def test_unique_meta_names_headers(app: Celery) -> None:
+def test_unique_meta_names_headers(app):
     task = task_of(app, unique=True)
     first = task.apply_async((7,), unique_meta="tenant", headers={"tenant": "a"})
 
@@ -225,7 +225,7 @@ def test_unique_meta_names_headers(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("key", ["{shop_id}", lambda shop_id, full=False: str(shop_id)])
-def test_unique_key_makes_the_key(app: Celery, key: Any) -> None:
+def test_unique_key_makes_the_key(app, key):
     task = task_of(app, unique=True)
     first = task.apply_async((7,), unique_key=key)
 
@@ -233,7 +233,7 @@ def test_unique_key_makes_the_key(app: Celery, key: Any) -> None:
     assert task.apply_async((8, True), unique_key=key).id != first.id
 
 
-def test_a_callable_unique_key_of_a_task_is_not_handed_the_task(app: Celery) -> None:
+def test_a_callable_unique_key_of_a_task_is_not_handed_the_task(app):
     task = task_of(app, unique=True, unique_key=lambda shop_id, full=False: str(shop_id))
     first = task.delay(7)
 
@@ -241,7 +241,7 @@ def test_a_callable_unique_key_of_a_task_is_not_handed_the_task(app: Celery) -> 
 
 
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
-def test_unique_states_are_those_of_the_call_that_asks(app: Celery) -> None:
+def test_unique_states_are_those_of_the_call_that_asks(app):
     task = task_of(app, unique=True)
     task.apply_async((7,), countdown=60)
     flush(app)
@@ -251,7 +251,7 @@ def test_unique_states_are_those_of_the_call_that_asks(app: Celery) -> None:
     assert beside.outcome == "created"
 
 
-def test_unique_on_conflict_is_that_of_the_call_that_asks(app: Celery) -> None:
+def test_unique_on_conflict_is_that_of_the_call_that_asks(app):
     task = task_of(app, unique=True)
     first = task.delay(7)
 
@@ -262,7 +262,7 @@ def test_unique_on_conflict_is_that_of_the_call_that_asks(app: Celery) -> None:
     assert task.delay(7).id == first.id
 
 
-def test_a_signature_carries_options_to_the_call(app: Celery) -> None:
+def test_a_signature_carries_options_to_the_call(app):
     task = task_of(app, unique=True)
     task.delay(7)
 
@@ -290,7 +290,7 @@ EVERY_OPTION: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", EVERY_OPTION)
-def test_no_option_reaches_the_message(app: Celery, name: str) -> None:
+def test_no_option_reaches_the_message(app, name):
     task = task_of(app, unique=True)
     plain = plain_app()
     task_of(plain).apply_async((7,), headers={"tenant": "a"}, priority=3)
@@ -303,7 +303,7 @@ def test_no_option_reaches_the_message(app: Celery, name: str) -> None:
     assert (ours.args, ours.kwargs) == (plains.args, plains.kwargs)
 
 
-def test_the_header_names_the_task_and_its_key(app: Celery) -> None:
+def test_the_header_names_the_task_and_its_key(app):
     result = task_of(app, unique=True).delay(7)
 
     [sent] = messages(app)
@@ -313,7 +313,7 @@ def test_the_header_names_the_task_and_its_key(app: Celery) -> None:
     )
 
 
-def test_a_header_copied_from_another_task_is_replaced(app: Celery) -> None:
+def test_a_header_copied_from_another_task_is_replaced(app):
     task = task_of(app, unique=True)
     task.delay(7)
     copied = messages(app)[0].headers[HEADER]
@@ -325,7 +325,7 @@ def test_a_header_copied_from_another_task_is_replaced(app: Celery) -> None:
     assert header["tenant"] == "a"
 
 
-def test_a_header_copied_to_a_task_that_is_not_unique_is_taken_off(app: Celery) -> None:
+def test_a_header_copied_to_a_task_that_is_not_unique_is_taken_off(app):
     task_of(app, unique=True).delay(7)
     copied = messages(app)[0].headers[HEADER]
 
@@ -334,7 +334,7 @@ def test_a_header_copied_to_a_task_that_is_not_unique_is_taken_off(app: Celery) 
     assert HEADER not in messages(app)[1].headers
 
 
-def test_the_callers_own_headers_are_left_as_they_were(app: Celery) -> None:
+def test_the_callers_own_headers_are_left_as_they_were(app):
     headers = {"tenant": "a"}
 
     task_of(app, unique=True).apply_async((7,), headers=headers)
@@ -348,7 +348,7 @@ def test_the_callers_own_headers_are_left_as_they_were(app: Celery) -> None:
 IGNORE_QUEUE_ATTRIBUTE = pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
 
 
-def test_the_queue_in_the_key_is_the_one_that_is_really_chosen(app: Celery) -> None:
+def test_the_queue_in_the_key_is_the_one_that_is_really_chosen(app):
     app.conf.task_routes = {NAME: {"queue": f"{app.main}-routed"}}
     task = task_of(app, unique=True, unique_by=["type", "queue"])
 
@@ -361,7 +361,7 @@ def test_the_queue_in_the_key_is_the_one_that_is_really_chosen(app: Celery) -> N
 
 
 @IGNORE_QUEUE_ATTRIBUTE
-def test_the_queue_of_the_task_is_part_of_the_key(app: Celery) -> None:
+def test_the_queue_of_the_task_is_part_of_the_key(app):
     task = task_of(app, unique=True, unique_by=["type", "queue"], queue=f"{app.main}-own")
 
     first = task.delay(7)
@@ -372,7 +372,7 @@ def test_the_queue_of_the_task_is_part_of_the_key(app: Celery) -> None:
 
 @pytest.mark.versions
 @IGNORE_QUEUE_ATTRIBUTE
-def test_a_call_by_name_has_the_key_of_the_queue_that_it_goes_to(app: Celery) -> None:
+def test_a_call_by_name_has_the_key_of_the_queue_that_it_goes_to(app):
     own = f"{app.main}-own"
     task = task_of(app, unique=True, unique_by=["type", "queue"], queue=own)
 
@@ -396,9 +396,7 @@ def lease_of(app: Celery) -> timedelta:
 
 
 @pytest.mark.parametrize("options", [{}, {"countdown": 3600}])
-def test_a_waiting_task_holds_its_key_for_the_queue_lease_from_its_eta(
-    app: Celery, options: dict[str, Any]
-) -> None:
+def test_a_waiting_task_holds_its_key_for_the_queue_lease_from_its_eta(app, options):
     task_of(app, unique=True).apply_async((7,), **options)
 
     expected = timedelta(hours=24, seconds=options.get("countdown", 0))
@@ -406,7 +404,7 @@ def test_a_waiting_task_holds_its_key_for_the_queue_lease_from_its_eta(
 
 
 @pytest.mark.parametrize("how", ["at the call", "on the task"])
-def test_the_expiry_of_a_message_bounds_its_lease(app: Celery, how: str) -> None:
+def test_the_expiry_of_a_message_bounds_its_lease(app, how):
     task = task_of(app, unique=True, **({"expires": 600} if how == "on the task" else {}))
 
     task.apply_async((7,), **({"expires": 600} if how == "at the call" else {}))
@@ -415,7 +413,7 @@ def test_the_expiry_of_a_message_bounds_its_lease(app: Celery, how: str) -> None
 
 
 @pytest.mark.versions
-def test_a_call_by_name_is_bound_by_the_expiry_that_it_is_sent_with(app: Celery) -> None:
+def test_a_call_by_name_is_bound_by_the_expiry_that_it_is_sent_with(app):
     task_of(app, unique=True, expires=600)
 
     app.send_task(NAME, (7,))
@@ -437,7 +435,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
     policy_module._warned.clear()
 
 
-def test_a_slip_in_the_name_of_an_option_is_refused_in_a_call(app: Celery) -> None:
+def test_a_slip_in_the_name_of_an_option_is_refused_in_a_call(app):
     task = task_of(app, unique=True)
 
     with pytest.raises(InvalidPolicy, match=r"unqiue \(call\) .* Did you mean 'unique'\?"):
@@ -458,13 +456,8 @@ LEFT_OVERS = [
 @pytest.mark.parametrize(("options", "library", "cure"), LEFT_OVERS)
 @pytest.mark.parametrize("where", ["task", "call"])
 def test_an_option_of_another_library_is_warned_about_once_for_a_unique_task(
-    app: Celery,
-    where: str,
-    options: dict[str, Any],
-    library: str,
-    cure: str,
-    warned: list[warnings.WarningMessage],
-) -> None:
+    app, where, options, library, cure, warned
+):
     [name] = options
     task = task_of(app, unique=True, **(options if where == "task" else {}))
 
@@ -482,8 +475,8 @@ def test_an_option_of_another_library_is_warned_about_once_for_a_unique_task(
 
 @pytest.mark.parametrize("options", [options for options, _, _ in LEFT_OVERS])
 def test_an_option_of_another_library_stays_its_own_on_a_task_that_is_not_unique(
-    app: Celery, options: dict[str, Any], warned: list[warnings.WarningMessage]
-) -> None:
+    app, options, warned
+):
     task = task_of(app, **options)
     task.apply_async((7,), **options)
 
@@ -491,9 +484,7 @@ def test_an_option_of_another_library_stays_its_own_on_a_task_that_is_not_unique
 
 
 @pytest.mark.parametrize(("options", "library"), [each[:2] for each in LEFT_OVERS])
-def test_an_option_of_another_library_is_read_by_its_own_base_class(
-    app: Celery, options: dict[str, Any], library: str, warned: list[warnings.WarningMessage]
-) -> None:
+def test_an_option_of_another_library_is_read_by_its_own_base_class(app, options, library, warned):
     """While both are live, the old options stay where they are."""
     module = f"{library.replace('-', '_')}.tasks"
     base = type("Base", (Task,), {"abstract": True, "__module__": module})
@@ -506,9 +497,7 @@ def test_an_option_of_another_library_is_read_by_its_own_base_class(
 @pytest.mark.parametrize(
     "delay", [{"countdown": 61}, {"eta": datetime.now(UTC) + timedelta(days=9)}]
 )
-def test_a_window_that_is_shorter_than_the_countdown_of_a_call_is_warned_about(
-    app: Celery, delay: dict[str, Any], warned: list[warnings.WarningMessage]
-) -> None:
+def test_a_window_that_is_shorter_than_the_countdown_of_a_call_is_warned_about(app, delay, warned):
     task = task_of(app, unique=True, unique_for=60, unique_states="window")
     task.apply_async((7,), countdown=59)
     assert warned == []
@@ -520,9 +509,7 @@ def test_a_window_that_is_shorter_than_the_countdown_of_a_call_is_warned_about(
     assert message.startswith(f"{NAME}: unique_for=PT1M is shorter than the countdown")
 
 
-def test_the_log_of_a_call_with_the_id_of_its_holder_says_what_to_do(
-    app: Celery, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_of_a_call_with_the_id_of_its_holder_says_what_to_do(app, caplog):
     task = task_of(app, unique=True)
     task.apply_async((7,), task_id="mine")
     assert task.apply_async((7,), task_id="other").deduplicated

@@ -77,7 +77,7 @@ def shop(app: Celery) -> Celery:
 # -- list, stats ---------------------------------------------------------------------------------
 
 
-def test_list_by_task_state_age_id_and_call(shop: Celery, run: Run) -> None:
+def test_list_by_task_state_age_id_and_call(shop, run):
     old = shop.tasks["shop.rebuild"].delay(1)
     advance(shop, 7200)
     new = shop.tasks["shop.rebuild"].delay(2)
@@ -106,7 +106,7 @@ def test_list_by_task_state_age_id_and_call(shop: Celery, run: Run) -> None:
     assert len(listed("--limit", "2")) == 2
 
 
-def test_a_row_has_the_shortened_key_and_json_the_whole_one(shop: Celery, run: Run) -> None:
+def test_a_row_has_the_shortened_key_and_json_the_whole_one(shop, run):
     result = shop.tasks["shop.rebuild"].delay(1)
     flush(shop)
 
@@ -121,14 +121,14 @@ def test_a_row_has_the_shortened_key_and_json_the_whole_one(shop: Celery, run: R
     assert result.unique_key not in table.out
 
 
-def test_without_locks_there_is_nothing_to_list(shop: Celery, run: Run) -> None:
+def test_without_locks_there_is_nothing_to_list(shop, run):
     ran = run(shop, "list")
 
     assert (ran.code, ran.out) == (0, "")
     assert "No locks." in ran.err
 
 
-def test_stats_count_tasks_states_and_absorbed_calls(shop: Celery, run: Run) -> None:
+def test_stats_count_tasks_states_and_absorbed_calls(shop, run):
     rebuild = shop.tasks["shop.rebuild"]
     for shop_id in (1, 1, 1, 2):
         rebuild.delay(shop_id)
@@ -141,7 +141,7 @@ def test_stats_count_tasks_states_and_absorbed_calls(shop: Celery, run: Run) -> 
     assert told["tasks"]["shop.rebuild"]["duplicates"] == 2
 
 
-def test_stats_of_one_have_no_plural(local_app: Celery, run: Run) -> None:
+def test_stats_of_one_have_no_plural(local_app, run):
     @local_app.task(name="shop.rebuild", unique=True, shared=False)
     def rebuild(shop_id: int) -> None: ...
 
@@ -157,7 +157,7 @@ def test_stats_of_one_have_no_plural(local_app: Celery, run: Run) -> None:
 # -- show, why -----------------------------------------------------------------------------------
 
 
-def test_why_a_call_was_dropped(shop: Celery, run: Run) -> None:
+def test_why_a_call_was_dropped(shop, run):
     rebuild = shop.tasks["shop.rebuild"]
     first = rebuild.delay(7)
     rebuild.delay(shop_id=7)
@@ -188,7 +188,7 @@ def verdict(run: Run, app: Celery, *argv: str) -> tuple[int, str, str | None]:
     return ran.code, told["call"]["outcome"], told["call"]["task_id"]
 
 
-def test_why_tells_what_would_become_of_a_call(shop: Celery, run: Run) -> None:
+def test_why_tells_what_would_become_of_a_call(shop, run):
     digest, replace = shop.tasks["shop.digest"].delay(1), shop.tasks["shop.replace"].delay(1)
     paid = shop.tasks["shop.pay"].apply_async((5,), idempotency_key="order-7")
     flush(shop)
@@ -203,7 +203,7 @@ def test_why_tells_what_would_become_of_a_call(shop: Celery, run: Run) -> None:
     assert verdict(run, shop, *by_key, "--args", "[6]") == (0, "conflict", paid.id)
 
 
-def test_asking_why_changes_nothing(shop: Celery, run: Run) -> None:
+def test_asking_why_changes_nothing(shop, run):
     first = shop.tasks["shop.rebuild"].delay(7)
     flush(shop)
     before = state_of(shop).store.read(first.unique_key)[0]
@@ -213,7 +213,7 @@ def test_asking_why_changes_nothing(shop: Celery, run: Run) -> None:
     assert state_of(shop).store.read(first.unique_key)[0] == before
 
 
-def test_why_and_show_by_key_shortened_key_and_id(shop: Celery, run: Run) -> None:
+def test_why_and_show_by_key_shortened_key_and_id(shop, run):
     first = shop.tasks["shop.rebuild"].delay(7)
     shop.tasks["shop.rebuild"].delay(8)
     flush(shop)
@@ -230,7 +230,7 @@ def test_why_and_show_by_key_shortened_key_and_id(shop: Celery, run: Run) -> Non
     assert first.unique_key in shown.out
 
 
-def test_why_tells_of_a_task_that_was_superseded_or_revoked(shop: Celery, run: Run) -> None:
+def test_why_tells_of_a_task_that_was_superseded_or_revoked(shop, run):
     old = shop.tasks["shop.replace"].delay(1)
     flush(shop)
     new = shop.tasks["shop.replace"].delay(1)
@@ -252,7 +252,7 @@ def test_why_tells_of_a_task_that_was_superseded_or_revoked(shop: Celery, run: R
     ],
     ids=["last day", "last moment", "another zone", "last year"],
 )
-def test_an_eta_at_the_end_of_all_dates_is_shown(shop: Celery, run: Run, eta: datetime) -> None:
+def test_an_eta_at_the_end_of_all_dates_is_shown(shop, run, eta):
     """Its lease ends after that, in the year 10000, which no date has."""
     task = shop.tasks["shop.rebuild"]
     sent = task.apply_async((7,), eta=eta)
@@ -274,7 +274,7 @@ def test_an_eta_at_the_end_of_all_dates_is_shown(shop: Celery, run: Run, eta: da
 
 
 @pytest.mark.parametrize("command", ["show", "why"])
-def test_what_is_not_there_is_not_found(shop: Celery, run: Run, command: str) -> None:
+def test_what_is_not_there_is_not_found(shop, run, command):
     ran = run(shop, command, "shop.rebuilt")
 
     assert (ran.code, ran.out) == (1, "")
@@ -284,7 +284,7 @@ def test_what_is_not_there_is_not_found(shop: Celery, run: Run, command: str) ->
 # -- release -------------------------------------------------------------------------------------
 
 
-def test_release_by_call_and_by_idempotency_key(shop: Celery, run: Run) -> None:
+def test_release_by_call_and_by_idempotency_key(shop, run):
     shop.tasks["shop.rebuild"].delay(1)
     shop.tasks["shop.rebuild"].delay(2)
     shop.tasks["shop.pay"].apply_async((5,), idempotency_key="order-7")
@@ -303,7 +303,7 @@ def test_release_by_call_and_by_idempotency_key(shop: Celery, run: Run) -> None:
     assert lookup("shop.pay", idempotency_key="order-7", app=shop) is None
 
 
-def test_release_of_all(shop: Celery, run: Run) -> None:
+def test_release_of_all(shop, run):
     for number in range(3):
         shop.tasks["shop.rebuild"].delay(number)
     flush(shop)
@@ -318,7 +318,7 @@ def test_release_of_all(shop: Celery, run: Run) -> None:
     assert lookup("shop.rebuild", (0,), app=shop) is None
 
 
-def test_a_released_lock_is_told_as_such(local_app: Celery, run: Run) -> None:
+def test_a_released_lock_is_told_as_such(local_app, run):
     @local_app.task(name="shop.rebuild", unique=True, shared=False)
     def rebuild(shop_id: int) -> None: ...
 
@@ -351,9 +351,7 @@ def test_a_released_lock_is_told_as_such(local_app: Celery, run: Run) -> None:
     ],
     ids=["key", "short key", "id", "--key", "--task-id", "call", "--task"],
 )
-def test_show_why_and_release_take_the_same_names(
-    shop: Celery, run: Run, named: Callable[[Any], list[str]]
-) -> None:
+def test_show_why_and_release_take_the_same_names(shop, run, named):
     result = shop.tasks["shop.rebuild"].delay(1)
     shop.tasks["shop.rebuild"].delay(2)
     flush(shop)
@@ -368,7 +366,7 @@ def test_show_why_and_release_take_the_same_names(
     assert lookup("shop.rebuild", (2,), app=shop) is not None
 
 
-def test_release_of_a_name_that_nothing_has_releases_nothing(shop: Celery, run: Run) -> None:
+def test_release_of_a_name_that_nothing_has_releases_nothing(shop, run):
     shop.tasks["shop.rebuild"].delay(1)
     flush(shop)
 
@@ -379,7 +377,7 @@ def test_release_of_a_name_that_nothing_has_releases_nothing(shop: Celery, run: 
         assert "No lock matches." in ran.err
 
 
-def test_release_of_a_part_of_several_keys_releases_nothing(shop: Celery, run: Run) -> None:
+def test_release_of_a_part_of_several_keys_releases_nothing(shop, run):
     keys = ["1:" + "abcdef" + digit * 58 for digit in "01"]
     for key in keys:
         state_of(shop).store.acquire(key, Claim(f"id of {key}", "shop.rebuild", "pw", 60_000))
@@ -420,9 +418,7 @@ def test_release_of_a_part_of_several_keys_releases_nothing(shop: Celery, run: R
         (["nonsense"], "No such command"),
     ],
 )  # fmt: skip
-def test_wrong_use_is_told_with_exit_code_2(
-    run: Run, argv: list[str], said: str, request: pytest.FixtureRequest
-) -> None:
+def test_wrong_use_is_told_with_exit_code_2(run, argv, said, request):
     app = make_app("memory://")
 
     @app.task(name="shop.rebuild", unique=True, shared=False)
@@ -438,25 +434,25 @@ def test_wrong_use_is_told_with_exit_code_2(
     assert ran.out == ""
 
 
-def test_an_app_that_does_not_know_the_library_is_told_so(run: Run) -> None:
+def test_an_app_that_does_not_know_the_library_is_told_so(run):
     ran = run(plain_app(), "list")
 
     assert ran.code == 2
     assert "celery_unique.install(app)" in ran.err
 
 
-def test_locks_in_memory_are_said_to_be_those_of_this_process(run: Run) -> None:
+def test_locks_in_memory_are_said_to_be_those_of_this_process(run):
     assert "those of other processes are not seen here" in run(make_app("memory://"), "list").err
 
 
-def test_manifest_is_the_functions(local_app: Celery, run: Run) -> None:
+def test_manifest_is_the_functions(local_app, run):
     from celery_unique import manifest
 
     assert json.loads(run(local_app, "manifest").out) == manifest(local_app)
     assert run(local_app, "manifest", "--json").json() == [manifest(local_app)]
 
 
-def test_main_returns_the_exit_code_and_shows_help(run: Run, local_app: Celery) -> None:
+def test_main_returns_the_exit_code_and_shows_help(run, local_app):
     ran = run(local_app, "--help")
 
     assert ran.code == 0
@@ -477,7 +473,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\nshop.fake  1:000  active\u202e\u2028\x00\x
     [["list"], ["stats"], ["why", HOSTILE], ["show", HOSTILE], ["release", "--all", "--dry-run"]],
     ids=lambda argv: argv[0],
 )
-def test_no_content_can_break_what_is_printed(local_app: Celery, run: Run, argv: list[str]) -> None:
+def test_no_content_can_break_what_is_printed(local_app, run, argv):
     local_app.send_task(HOSTILE, kwargs={"a": HOSTILE}, task_id=HOSTILE, unique=True)
     flush(local_app)
 
@@ -502,9 +498,7 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def test_an_idempotency_key_can_be_read_from_the_standard_input(
-    local_app: Celery, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idempotency_key_can_be_read_from_the_standard_input(local_app, run, monkeypatch):
     import io
 
     @local_app.task(name="shop.pay", shared=False)
@@ -536,7 +530,7 @@ print(*sorted(set(sys.modules) - before))
 
 
 @pytest.mark.slow
-def test_every_celery_command_pays_next_to_nothing_for_it(report: Callable[[str], None]) -> None:
+def test_every_celery_command_pays_next_to_nothing_for_it(report):
     outputs = [
         subprocess.run(
             [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
@@ -555,7 +549,7 @@ def test_every_celery_command_pays_next_to_nothing_for_it(report: Callable[[str]
     assert took < 20
 
 
-def test_celery_finds_the_commands_by_their_entry_point() -> None:
+def test_celery_finds_the_commands_by_their_entry_point():
     from importlib.metadata import entry_points
 
     [point] = entry_points(group="celery.commands", name="unique")

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import random
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
@@ -40,9 +39,7 @@ def run(app: Celery, *argv: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_key_crashes_the_command_line_or_finds_anothers_lock(
-    local_app: Celery, caplog: pytest.LogCaptureFixture, report: Callable[[str], None]
-) -> None:
+def test_no_key_crashes_the_command_line_or_finds_anothers_lock(local_app, caplog, report):
     @local_app.task(name="shop.pay", shared=False)
     def pay(amount: int) -> None: ...
 

@@ -64,7 +64,7 @@ OPEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_policy_is_refused_at_the_decorator(wrong: str) -> None:
+def test_a_wrong_policy_is_refused_at_the_decorator(wrong):
     app = make_app("memory://")
 
     with pytest.raises(InvalidPolicy, match=r"^shop\.bad") as caught:
@@ -78,7 +78,7 @@ def test_a_wrong_policy_is_refused_at_the_decorator(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_policy_is_refused_by_an_app_that_is_in_use(wrong: str) -> None:
+def test_a_wrong_policy_is_refused_by_an_app_that_is_in_use(wrong):
     app = make_app("memory://")
     app.finalize()
 
@@ -91,7 +91,7 @@ def test_a_wrong_policy_is_refused_by_an_app_that_is_in_use(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("undecided", OPEN)
-def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided: str) -> None:
+def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided):
     app = make_app("memory://")
 
     @app.task(name="shop.bad", **OPEN[undecided])
@@ -101,7 +101,7 @@ def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided: str
         app.finalize()
 
 
-def test_an_unknown_option_in_annotations_is_told_to_be_there() -> None:
+def test_an_unknown_option_in_annotations_is_told_to_be_there():
     for option in ("unique_fro", "idempotency_key"):
         app = make_app("memory://", task_annotations={"shop.rebuild": {option: 60}})
 
@@ -112,7 +112,7 @@ def test_an_unknown_option_in_annotations_is_told_to_be_there() -> None:
             rebuild.delay(7)
 
 
-def test_a_call_that_is_wrong_names_its_task() -> None:
+def test_a_call_that_is_wrong_names_its_task():
     app = make_app("memory://")
 
     @app.task(name="shop.rebuild", unique=True, shared=False)
@@ -123,7 +123,7 @@ def test_a_call_that_is_wrong_names_its_task() -> None:
 
 
 @pytest.mark.parametrize("undecided", OPEN)
-def test_annotations_can_complete_what_the_decorator_says(undecided: str) -> None:
+def test_annotations_can_complete_what_the_decorator_says(undecided):
     said = {"unique": True, "unique_on_conflict": "replace", "unique_meta": ["tenant"]}
     app = make_app("memory://", task_annotations={"shop.rebuild": said})
 
@@ -134,7 +134,7 @@ def test_annotations_can_complete_what_the_decorator_says(undecided: str) -> Non
 
 
 @pytest.mark.parametrize("made", ["late", "at once"])
-def test_a_default_of_the_app_can_complete_what_the_decorator_says(made: str) -> None:
+def test_a_default_of_the_app_can_complete_what_the_decorator_says(made):
     app = make_app("memory://", unique_default_on_conflict="replace")
     if made == "at once":
         app.finalize()
@@ -145,7 +145,7 @@ def test_a_default_of_the_app_can_complete_what_the_decorator_says(made: str) ->
     assert [rebuild.delay(7).outcome for _ in range(2)] == ["created", "replaced"]
 
 
-def test_wrong_settings_are_not_told_by_the_definition_of_a_task() -> None:
+def test_wrong_settings_are_not_told_by_the_definition_of_a_task():
     app = make_app("memory://", unique_default_for="sometimes")
 
     @app.task(name="shop.rebuild", unique=True)
@@ -156,7 +156,7 @@ def test_wrong_settings_are_not_told_by_the_definition_of_a_task() -> None:
         rebuild.delay(7)
 
 
-def test_a_wrong_base_class_is_refused_at_the_decorator() -> None:
+def test_a_wrong_base_class_is_refused_at_the_decorator():
     app = make_app("memory://")
 
     class OncePerShop(Task):
@@ -195,7 +195,7 @@ class Helpful(Task):
 
 
 @pytest.mark.parametrize("define", ["decorator", "made at once", "class", "base class"])
-def test_methods_with_names_like_ours_are_no_options(define: str) -> None:
+def test_methods_with_names_like_ours_are_no_options(define):
     app = make_app("memory://")
     if define == "class":
 
@@ -222,7 +222,7 @@ def test_methods_with_names_like_ours_are_no_options(define: str) -> None:
 
 
 @pytest.mark.parametrize("value", [60, "PT1M", [60]])
-def test_a_value_with_a_name_like_ours_is_refused_in_a_base_class(value: Any) -> None:
+def test_a_value_with_a_name_like_ours_is_refused_in_a_base_class(value):
     app = make_app("memory://")
     base = type("Wrong", (Task,), {"abstract": True, "unique_fro": value})
 
@@ -232,7 +232,7 @@ def test_a_value_with_a_name_like_ours_is_refused_in_a_base_class(value: Any) ->
         def rebuild(shop_id: int) -> None: ...
 
 
-def test_a_function_for_an_option_that_there_is_not_is_refused_at_the_decorator() -> None:
+def test_a_function_for_an_option_that_there_is_not_is_refused_at_the_decorator():
     app = make_app("memory://")
 
     with pytest.raises(InvalidPolicy, match="Did you mean 'unique_key'"):
@@ -241,7 +241,7 @@ def test_a_function_for_an_option_that_there_is_not_is_refused_at_the_decorator(
         def rebuild(shop_id: int) -> None: ...
 
 
-def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
+def test_the_base_class_of_the_app_counts_at_the_decorator():
     class OncePerShop(Task):
         abstract = True
         unique = True
@@ -256,7 +256,7 @@ def test_the_base_class_of_the_app_counts_at_the_decorator() -> None:
         def count(shelf: int) -> None: ...
 
 
-def test_a_callable_key_names_the_arguments_that_it_wants() -> None:
+def test_a_callable_key_names_the_arguments_that_it_wants():
     app = make_app("memory://")
 
     @app.task(unique=True, unique_key=lambda shop_id: f"shop-{shop_id}")
@@ -270,7 +270,7 @@ def test_a_callable_key_names_the_arguments_that_it_wants() -> None:
         assert outcomes == ["created", "deduplicated", "created"]
 
 
-def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure() -> None:
+def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure():
     app = make_app("memory://")
 
     with pytest.raises(
@@ -281,7 +281,7 @@ def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure() -> None:
         def bad(shop_id: int, **extra: Any) -> None: ...
 
 
-def test_a_callable_key_with_one_parameter_that_is_no_argument_is_refused() -> None:
+def test_a_callable_key_with_one_parameter_that_is_no_argument_is_refused():
     """As the mapping of all arguments it would give no two calls one key."""
     app = make_app("memory://")
 
@@ -293,7 +293,7 @@ def test_a_callable_key_with_one_parameter_that_is_no_argument_is_refused() -> N
         def bad(user_id: int, image_url: str) -> None: ...
 
 
-def test_no_argument_is_named_by_an_empty_list_and_the_error_says_how_to_ignore_them() -> None:
+def test_no_argument_is_named_by_an_empty_list_and_the_error_says_how_to_ignore_them():
     app = make_app("memory://")
 
     with pytest.raises(InvalidPolicy, match=r"shop.bad: .*unique_on.* unique_by='type'"):
@@ -307,7 +307,7 @@ def test_no_argument_is_named_by_an_empty_list_and_the_error_says_how_to_ignore_
     assert [rebuild.delay(7).outcome, rebuild.delay(8).outcome] == ["created", "deduplicated"]
 
 
-def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
+def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call():
     app = make_app("memory://")
 
     @app.task(bind=True, unique=True, unique_on="shop_id")
@@ -319,7 +319,7 @@ def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call() -> None:
         def count(self: Any, shop_id: int) -> None: ...
 
 
-def test_models_do_not_hide_the_arguments_from_the_decorator() -> None:
+def test_models_do_not_hide_the_arguments_from_the_decorator():
     app = make_app("memory://")
 
     @app.task(pydantic=True, unique=True, unique_on="shop_id")
@@ -331,7 +331,7 @@ def test_models_do_not_hide_the_arguments_from_the_decorator() -> None:
         def count(self: Any, shop_id: int) -> None: ...
 
 
-def test_a_near_miss_is_refused_in_a_shared_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_near_miss_is_refused_in_a_shared_task_too(monkeypatch):
     monkeypatch.setattr(_state, "_apps", WeakSet())
 
     @shared_task(name="shared.near", uniqe=True)
@@ -343,7 +343,7 @@ def test_a_near_miss_is_refused_in_a_shared_task_too(monkeypatch: pytest.MonkeyP
         app.finalize()
 
 
-def test_names_like_ours_stay_the_own_of_a_class() -> None:
+def test_names_like_ours_stay_the_own_of_a_class():
     app = make_app("memory://")
 
     class Base(Task):
@@ -357,7 +357,7 @@ def test_names_like_ours_stay_the_own_of_a_class() -> None:
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch):
     monkeypatch.setattr(_state, "_apps", WeakSet())
 
     @shared_task(name="shared.bad", unique=True, unique_on="shop")
@@ -369,7 +369,7 @@ def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch: pytest.Monke
         app.finalize()
 
 
-def test_the_decorator_does_not_settle_the_base_class_of_the_app() -> None:
+def test_the_decorator_does_not_settle_the_base_class_of_the_app():
     app = make_app("memory://")
 
     @app.task(name="shop.rebuild", unique=True)
@@ -386,9 +386,7 @@ def test_the_decorator_does_not_settle_the_base_class_of_the_app() -> None:
 # -- the tasks beside a wrong one ------------------------------------------------------------
 
 
-def test_calls_by_name_are_unique_although_another_task_was_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_calls_by_name_are_unique_although_another_task_was_refused(caplog):
     app = make_app("memory://")
     with_one_bad_task(app)
 
@@ -396,7 +394,7 @@ def test_calls_by_name_are_unique_although_another_task_was_refused(
     assert "shop.bad cannot be called: unique_for=60 has no effect" in caplog.text
 
 
-def test_calls_by_name_are_unique_after_finalizing_has_raised() -> None:
+def test_calls_by_name_are_unique_after_finalizing_has_raised():
     app = make_app("memory://")
     with_one_bad_task(app)
 
@@ -406,16 +404,14 @@ def test_calls_by_name_are_unique_after_finalizing_has_raised() -> None:
     assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
 
 
-def test_a_lock_can_be_looked_up_although_another_task_was_refused() -> None:
+def test_a_lock_can_be_looked_up_although_another_task_was_refused():
     app = make_app("memory://")
     _, good = with_one_bad_task(app)
 
     assert lookup(good, (7,)) is None
 
 
-def test_a_shared_task_is_unique_although_another_one_was_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shared_task_is_unique_although_another_one_was_refused(monkeypatch):
     monkeypatch.setattr(_state, "_apps", WeakSet())  # the apps of other tests would refuse it
 
     for number in range(10):  # Celery makes them in no order
@@ -436,7 +432,7 @@ def test_a_shared_task_is_unique_although_another_one_was_refused(
 
 
 @pytest.mark.parametrize("call", ["by name", "by task", "eager"])
-def test_every_call_of_a_refused_task_raises(call: str) -> None:
+def test_every_call_of_a_refused_task_raises(call):
     app = make_app("memory://")
     bad, _ = with_one_bad_task(app)
     ways = {
@@ -451,7 +447,7 @@ def test_every_call_of_a_refused_task_raises(call: str) -> None:
     assert messages(app) == []
 
 
-def test_a_worker_does_not_start_with_a_refused_task() -> None:
+def test_a_worker_does_not_start_with_a_refused_task():
     app = make_app("memory://")
     with_one_bad_task(app)
     outcomes_by_name(app, "shop.good")  # has made the tasks, and gone on
@@ -460,7 +456,7 @@ def test_a_worker_does_not_start_with_a_refused_task() -> None:
         pass
 
 
-def test_the_base_class_alone_keeps_the_tasks_after_a_refused_one() -> None:
+def test_the_base_class_alone_keeps_the_tasks_after_a_refused_one():
     app = plain_app()
 
     @app.task(name="shop.first", base=UniqueTask, unique=True, shared=False)
@@ -477,7 +473,7 @@ def test_the_base_class_alone_keeps_the_tasks_after_a_refused_one() -> None:
 # -- making the tasks fails for another reason -------------------------------------------------
 
 
-def test_tasks_are_made_again_after_something_else_has_failed() -> None:
+def test_tasks_are_made_again_after_something_else_has_failed():
     app = make_app("memory://")
     fails = [True]
 
@@ -502,7 +498,7 @@ def test_tasks_are_made_again_after_something_else_has_failed() -> None:
     assert messages(app)[0].task == "shop.good"
 
 
-def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks() -> None:
+def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks():
     app = make_app("memory://")
     begun, go_on = threading.Event(), threading.Event()
 
@@ -535,9 +531,7 @@ def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks() -> None:
 # -- tasks of other apps -------------------------------------------------------------------------
 
 
-def test_a_task_of_another_app_with_options_like_ours_is_left_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_task_of_another_app_with_options_like_ours_is_left_alone(caplog):
     other, app = plain_app(), make_app("memory://")
 
     @other.task(name="other.single", unique_on=["shop_id"], unique_ness="much")
@@ -556,7 +550,7 @@ def test_a_task_of_another_app_with_options_like_ours_is_left_alone(
     assert app.tasks["other.single"].apply_async((7,), unique=True).outcome == "created"
 
 
-def test_a_wrong_annotation_of_a_task_of_another_app_is_refused() -> None:
+def test_a_wrong_annotation_of_a_task_of_another_app_is_refused():
     other = plain_app()
     app = make_app(
         "memory://", task_annotations={"other.count": {"unique": True, "unique_on": "shelf"}}
@@ -570,9 +564,7 @@ def test_a_wrong_annotation_of_a_task_of_another_app_is_refused() -> None:
 
 
 @pytest.mark.parametrize("made", ["not yet", "before installing"])
-def test_a_wrong_task_of_the_app_itself_is_refused_when_it_was_defined_before_installing(
-    made: str,
-) -> None:
+def test_a_wrong_task_of_the_app_itself_is_refused_when_it_was_defined_before_installing(made):
     app = plain_app()
 
     @app.task(name="shop.bad", unique_for=60)
@@ -603,7 +595,7 @@ ANNOTATED = {"shop.rebuild": {"unique_on_conflict": "reject", "unique_on": "shop
 
 @pytest.mark.parametrize("base", [Task, FlaskTask, UniqueTask])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
-def test_the_task_wins_over_annotations(base: type, shared: bool) -> None:
+def test_the_task_wins_over_annotations(base, shared):
     app = make_app("memory://", task_annotations=ANNOTATED)
 
     @app.task(
@@ -615,7 +607,7 @@ def test_the_task_wins_over_annotations(base: type, shared: bool) -> None:
     assert rebuild.delay(7, full=True).outcome == "deduplicated"
 
 
-def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_first() -> None:
+def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_first():
     app = plain_app(task_annotations=ANNOTATED)
 
     @app.task(name="shop.rebuild", base=UniqueTask, unique=True, unique_on_conflict="ignore")
@@ -630,9 +622,7 @@ def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_fir
 
 @pytest.mark.parametrize("base", [Task, FlaskTask])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
-def test_a_task_that_was_used_before_installing_is_warned_of(
-    base: type, shared: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_was_used_before_installing_is_warned_of(base, shared, caplog):
     app = plain_app(task_annotations=ANNOTATED)
 
     @app.task(
@@ -661,9 +651,7 @@ def test_a_task_that_was_used_before_installing_is_warned_of(
     assert [count.delay(7).outcome for _ in range(2)] == ["created", "deduplicated"]
 
 
-def test_a_task_that_was_only_defined_before_installing_is_not_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_task_that_was_only_defined_before_installing_is_not_warned_of(caplog):
     app = plain_app(task_annotations=ANNOTATED)
 
     @app.task(name="shop.rebuild", unique=True, unique_on_conflict="ignore")

@@ -44,7 +44,7 @@ def rebuild_of(app: Celery, **options: Any) -> Any:
 # -- without locks, as is the default --------------------------------------------------------
 
 
-def test_an_eager_call_runs_and_takes_no_lock(app: Celery) -> None:
+def test_an_eager_call_runs_and_takes_no_lock(app):
     rebuild = rebuild_of(app)
 
     results = [rebuild.delay(7), rebuild.delay(7), rebuild.apply((7,)), rebuild.s(7).apply()]
@@ -59,7 +59,7 @@ def test_an_eager_call_runs_and_takes_no_lock(app: Celery) -> None:
     assert messages(app) == []
 
 
-def test_apply_runs_on_the_spot_where_calls_are_not_eager() -> None:
+def test_apply_runs_on_the_spot_where_calls_are_not_eager():
     app = make_app("memory://")
     rebuild = rebuild_of(app)
     holder = rebuild.delay(8)
@@ -70,7 +70,7 @@ def test_apply_runs_on_the_spot_where_calls_are_not_eager() -> None:
     assert lookup(rebuild, (8,)).task_id == holder.id
 
 
-def test_an_eager_canvas_runs_every_member(app: Celery) -> None:
+def test_an_eager_canvas_runs_every_member(app):
     rebuild = rebuild_of(app)
 
     @app.task(name="total")
@@ -82,7 +82,7 @@ def test_an_eager_canvas_runs_every_member(app: Celery) -> None:
     assert chord([rebuild.s(7), rebuild.s(7)], total.s())().get() == 14
 
 
-def test_an_eager_call_hands_the_options_of_the_library_to_nobody(app: Celery) -> None:
+def test_an_eager_call_hands_the_options_of_the_library_to_nobody(app):
     @app.task(bind=True, unique=True)
     def look(self: Any) -> Any:
         return self.request.unique, sorted(vars(self.request))
@@ -106,7 +106,7 @@ def test_an_eager_call_hands_the_options_of_the_library_to_nobody(app: Celery) -
     ],
     ids="+".join,
 )
-def test_wrong_options_are_errors_in_eager_calls_too(app: Celery, options: dict[str, Any]) -> None:
+def test_wrong_options_are_errors_in_eager_calls_too(app, options):
     rebuild = rebuild_of(app)
 
     with pytest.raises(InvalidPolicy):
@@ -115,7 +115,7 @@ def test_wrong_options_are_errors_in_eager_calls_too(app: Celery, options: dict[
         rebuild.apply((7,), **options)
 
 
-def test_a_missing_idempotency_key_is_an_error_in_eager_calls_too(app: Celery) -> None:
+def test_a_missing_idempotency_key_is_an_error_in_eager_calls_too(app):
     rebuild = rebuild_of(app, identity_strategy="caller_provided")
 
     with pytest.raises(IdempotencyKeyRequired):
@@ -124,7 +124,7 @@ def test_a_missing_idempotency_key_is_an_error_in_eager_calls_too(app: Celery) -
     assert rebuild.apply_async((7,), idempotency_key="order-7").get() == 7
 
 
-def test_the_result_can_be_copied_and_pickled(app: Celery) -> None:
+def test_the_result_can_be_copied_and_pickled(app):
     result = rebuild_of(app).delay(7)
 
     for twin in (pickle.loads(pickle.dumps(result)), copy.copy(result)):
@@ -135,7 +135,7 @@ def test_the_result_can_be_copied_and_pickled(app: Celery) -> None:
 # -- with locks, where the app asks for them --------------------------------------------------
 
 
-def test_with_unique_eager_the_lock_is_held_while_the_body_runs(locking_app: Celery) -> None:
+def test_with_unique_eager_the_lock_is_held_while_the_body_runs(locking_app):
     seen = []
 
     @locking_app.task(name="look", unique=True)
@@ -153,7 +153,7 @@ def test_with_unique_eager_the_lock_is_held_while_the_body_runs(locking_app: Cel
     assert locks(locking_app) == []
 
 
-def test_with_unique_eager_an_ended_task_answers_within_its_window(locking_app: Celery) -> None:
+def test_with_unique_eager_an_ended_task_answers_within_its_window(locking_app):
     rebuild = rebuild_of(locking_app, unique_for=60, unique_states="window")
     first = rebuild.delay(7)
 
@@ -164,7 +164,7 @@ def test_with_unique_eager_an_ended_task_answers_within_its_window(locking_app: 
     assert isinstance(again, UniqueEagerResult)
 
 
-def test_with_unique_eager_a_duplicate_is_rejected_by_its_policy(locking_app: Celery) -> None:
+def test_with_unique_eager_a_duplicate_is_rejected_by_its_policy(locking_app):
     rebuild = rebuild_of(locking_app, unique_states="window", unique_on_conflict="reject")
     first = rebuild.delay(7)
 
@@ -175,7 +175,7 @@ def test_with_unique_eager_a_duplicate_is_rejected_by_its_policy(locking_app: Ce
 
 
 @pytest.mark.parametrize("propagates", [True, False])
-def test_with_unique_eager_a_failure_frees_the_key(locking_app: Celery, propagates: bool) -> None:
+def test_with_unique_eager_a_failure_frees_the_key(locking_app, propagates):
     locking_app.conf.task_eager_propagates = propagates
 
     @locking_app.task(name="fail", unique=True, unique_states="until_success")
@@ -191,7 +191,7 @@ def test_with_unique_eager_a_failure_frees_the_key(locking_app: Celery, propagat
     assert locks(locking_app) == []
 
 
-def test_with_unique_eager_a_retry_is_not_its_own_duplicate(locking_app: Celery) -> None:
+def test_with_unique_eager_a_retry_is_not_its_own_duplicate(locking_app):
     attempts = []
 
     @locking_app.task(
@@ -210,7 +210,7 @@ def test_with_unique_eager_a_retry_is_not_its_own_duplicate(locking_app: Celery)
     assert locks(locking_app) == []
 
 
-def test_with_unique_eager_a_task_that_calls_itself_runs_again(locking_app: Celery) -> None:
+def test_with_unique_eager_a_task_that_calls_itself_runs_again(locking_app):
     depth = []
 
     @locking_app.task(name="poll", unique=True, bind=True)
@@ -225,7 +225,7 @@ def test_with_unique_eager_a_task_that_calls_itself_runs_again(locking_app: Cele
     assert locks(locking_app) == []
 
 
-def test_with_unique_eager_a_canvas_still_runs_every_member(locking_app: Celery) -> None:
+def test_with_unique_eager_a_canvas_still_runs_every_member(locking_app):
     rebuild = rebuild_of(locking_app)
 
     assert group(rebuild.s(7), rebuild.s(7))().get() == [7, 7]
@@ -270,7 +270,7 @@ def forget_what_ended() -> None:
     eager._ended.clear()
 
 
-def test_with_unique_eager_calls_from_a_body_are_unique(locking_app: Celery, digest: Any) -> None:
+def test_with_unique_eager_calls_from_a_body_are_unique(locking_app, digest):
     def calls() -> Any:
         first, again = digest.delay(7), digest.delay(7)
         with pytest.raises(DuplicateTask) as rejected:
@@ -284,9 +284,7 @@ def test_with_unique_eager_calls_from_a_body_are_unique(locking_app: Celery, dig
     assert digest.runs == 1
 
 
-def test_with_unique_eager_a_task_that_is_called_back_while_it_runs_is_a_duplicate(
-    locking_app: Celery,
-) -> None:
+def test_with_unique_eager_a_task_that_is_called_back_while_it_runs_is_a_duplicate(locking_app):
     seen = []
 
     @locking_app.task(name="ping", unique=True)
@@ -305,9 +303,7 @@ def test_with_unique_eager_a_task_that_is_called_back_while_it_runs_is_a_duplica
     assert (seen[0].state, seen[0].get()) == ("PENDING", None)  # nobody knows it yet
 
 
-def test_with_unique_eager_a_task_that_replaces_itself_goes_on_under_its_id(
-    locking_app: Celery, digest: Any
-) -> None:
+def test_with_unique_eager_a_task_that_replaces_itself_goes_on_under_its_id(locking_app, digest):
     @locking_app.task(name="hand_over", bind=True)
     def hand_over(self: Any) -> Any:
         return self.replace(digest.si(7))
@@ -318,9 +314,7 @@ def test_with_unique_eager_a_task_that_replaces_itself_goes_on_under_its_id(
     assert digest.runs == 2
 
 
-def test_with_unique_eager_a_retry_of_a_call_that_ran_without_a_lock_runs_too(
-    locking_app: Celery,
-) -> None:
+def test_with_unique_eager_a_retry_of_a_call_that_ran_without_a_lock_runs_too(locking_app):
     attempts = []
 
     @locking_app.task(name="flaky", unique=True, unique_states="window", max_retries=2, bind=True)
@@ -338,8 +332,8 @@ def test_with_unique_eager_a_retry_of_a_call_that_ran_without_a_lock_runs_too(
 
 
 def test_with_unique_eager_a_rejected_callback_does_not_fail_what_it_follows(
-    locking_app: Celery, digest: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    locking_app, digest, caplog
+):
     digest.delay(7)
     callback = digest.s().set(unique_on_conflict="reject")
 
@@ -353,7 +347,7 @@ def test_with_unique_eager_a_rejected_callback_does_not_fail_what_it_follows(
 # -- with locks, the value of a duplicate -----------------------------------------------------
 
 
-def test_with_unique_eager_a_duplicate_has_the_outcome_of_the_task_that_ended(digest: Any) -> None:
+def test_with_unique_eager_a_duplicate_has_the_outcome_of_the_task_that_ended(digest):
     first = digest.delay(7)
 
     again, applied = digest.delay(7), digest.apply((7,))
@@ -366,8 +360,8 @@ def test_with_unique_eager_a_duplicate_has_the_outcome_of_the_task_that_ended(di
 
 @pytest.mark.parametrize("propagates", [True, False])
 def test_with_unique_eager_a_duplicate_has_the_failure_of_the_task_that_ended(
-    locking_app: Celery, propagates: bool
-) -> None:
+    locking_app, propagates
+):
     locking_app.conf.task_eager_propagates = propagates
 
     @locking_app.task(name="fail", unique=True, unique_states="window", unique_for=60)
@@ -384,9 +378,7 @@ def test_with_unique_eager_a_duplicate_has_the_failure_of_the_task_that_ended(
         again.get()
 
 
-def test_with_unique_eager_the_outcome_of_a_task_that_ended_elsewhere_is_not_known(
-    digest: Any,
-) -> None:
+def test_with_unique_eager_the_outcome_of_a_task_that_ended_elsewhere_is_not_known(digest):
     first = digest.delay(7)
     forget_what_ended()
 
@@ -397,7 +389,7 @@ def test_with_unique_eager_the_outcome_of_a_task_that_ended_elsewhere_is_not_kno
     assert digest.runs == 1
 
 
-def test_with_unique_eager_only_what_holds_its_key_is_remembered(locking_app: Celery) -> None:
+def test_with_unique_eager_only_what_holds_its_key_is_remembered(locking_app):
     forget_what_ended()
 
     rebuild_of(locking_app).delay(7)
@@ -408,8 +400,8 @@ def test_with_unique_eager_only_what_holds_its_key_is_remembered(locking_app: Ce
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_with_unique_eager_a_canvas_goes_on_with_the_value_of_the_holder(
-    locking_app: Celery, digest: Any, known: bool, nested: bool
-) -> None:
+    locking_app, digest, known, nested
+):
     echo = locking_app.tasks["echo"]
     digest.delay(7)
 
@@ -436,8 +428,8 @@ def test_with_unique_eager_a_canvas_goes_on_with_the_value_of_the_holder(
 
 
 def test_with_unique_eager_a_duplicate_in_a_canvas_that_runs_is_logged_as_that(
-    locking_app: Celery, digest: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    locking_app, digest, caplog
+):
     first = digest.delay(7)
     forget_what_ended()
 
@@ -450,9 +442,7 @@ def test_with_unique_eager_a_duplicate_in_a_canvas_that_runs_is_logged_as_that(
     assert "publishing " not in caplog.text
 
 
-def test_with_unique_eager_a_rejected_member_of_a_group_fails_alone(
-    locking_app: Celery, digest: Any
-) -> None:
+def test_with_unique_eager_a_rejected_member_of_a_group_fails_alone(locking_app, digest):
     digest.delay(7)
 
     result = group(digest.s(7).set(unique_on_conflict="reject"), digest.s(8))()
@@ -464,8 +454,8 @@ def test_with_unique_eager_a_rejected_member_of_a_group_fails_alone(
 
 
 def test_with_unique_eager_a_call_from_the_body_of_a_canvas_member_is_not_in_the_canvas(
-    locking_app: Celery, digest: Any
-) -> None:
+    locking_app, digest
+):
     first = digest.delay(7)
     seen = []
 
@@ -480,7 +470,7 @@ def test_with_unique_eager_a_call_from_the_body_of_a_canvas_member_is_not_in_the
     assert digest.runs == 1
 
 
-def test_with_unique_eager_the_signals_are_sent(locking_app: Celery) -> None:
+def test_with_unique_eager_the_signals_are_sent(locking_app):
     seen = []
 
     def hear(signal: Any, sender: str, task_id: str, **_: Any) -> None:

@@ -88,7 +88,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.versions
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_in_any_way_takes_the_lock(app: Celery, rebuild: Any, way: str) -> None:
+def test_a_call_in_any_way_takes_the_lock(app, rebuild, way):
     result = WAYS[way](rebuild)
 
     lock = lookup(rebuild, (7,))
@@ -99,9 +99,7 @@ def test_a_call_in_any_way_takes_the_lock(app: Celery, rebuild: Any, way: str) -
 
 @pytest.mark.versions
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_in_any_way_is_the_duplicate_of_a_holder(
-    app: Celery, rebuild: Any, way: str
-) -> None:
+def test_a_call_in_any_way_is_the_duplicate_of_a_holder(app, rebuild, way):
     first = rebuild.delay(7)
 
     again = WAYS[way](rebuild)
@@ -112,7 +110,7 @@ def test_a_call_in_any_way_is_the_duplicate_of_a_holder(
     assert messages(app, f"{app.main}-b") == []
 
 
-def test_two_calls_by_name_and_one_delay_are_one_message(app: Celery, rebuild: Any) -> None:
+def test_two_calls_by_name_and_one_delay_are_one_message(app, rebuild):
     first = app.send_task("shop.rebuild", (7,))
     second = app.send_task("shop.rebuild", kwargs={"shop_id": 7})
     third = rebuild.delay(7)
@@ -121,7 +119,7 @@ def test_two_calls_by_name_and_one_delay_are_one_message(app: Celery, rebuild: A
     assert [sent.id for sent in messages(app)] == [first.id]
 
 
-def test_a_call_with_the_holders_own_id_is_a_duplicate(app: Celery, rebuild: Any) -> None:
+def test_a_call_with_the_holders_own_id_is_a_duplicate(app, rebuild):
     rebuild.apply_async((7,), task_id="mine")
     flush(app)
 
@@ -131,7 +129,7 @@ def test_a_call_with_the_holders_own_id_is_a_duplicate(app: Celery, rebuild: Any
     assert len(messages(app)) == 1
 
 
-def test_a_duplicate_with_an_id_of_its_own_keeps_it(app: Celery, rebuild: Any) -> None:
+def test_a_duplicate_with_an_id_of_its_own_keeps_it(app, rebuild):
     rebuild.apply_async((7,), task_id="mine")
 
     again = rebuild.apply_async((7,), task_id="yours")
@@ -140,7 +138,7 @@ def test_a_duplicate_with_an_id_of_its_own_keeps_it(app: Celery, rebuild: Any) -
     assert [sent.id for sent in messages(app)] == ["mine"]
 
 
-def test_a_task_without_unique_is_published_as_ever(app: Celery) -> None:
+def test_a_task_without_unique_is_published_as_ever(app):
     @app.task(name="plain")
     def plain(x: int) -> int:
         return x
@@ -154,7 +152,7 @@ def test_a_task_without_unique_is_published_as_ever(app: Celery) -> None:
     assert locks(app) == []
 
 
-def test_calling_a_task_as_a_function_takes_no_lock(app: Celery, rebuild: Any) -> None:
+def test_calling_a_task_as_a_function_takes_no_lock(app, rebuild):
     assert rebuild(7) == 7
 
     assert locks(app) == []
@@ -164,7 +162,7 @@ def test_calling_a_task_as_a_function_takes_no_lock(app: Celery, rebuild: Any) -
 # -- callers without the task's code ------------------------------------------------------
 
 
-def test_a_caller_without_the_code_is_unique_where_it_says_so(app: Celery) -> None:
+def test_a_caller_without_the_code_is_unique_where_it_says_so(app):
     first = app.send_task("elsewhere.rebuild", kwargs={"shop_id": 7}, unique=True)
     again = app.send_task("elsewhere.rebuild", kwargs={"shop_id": 7}, unique=True)
     unasked = app.send_task("elsewhere.rebuild", kwargs={"shop_id": 7})
@@ -176,7 +174,7 @@ def test_a_caller_without_the_code_is_unique_where_it_says_so(app: Celery) -> No
 
 @pytest.mark.versions
 @pytest.mark.parametrize("said", ["in the call", "in the signature"])
-def test_a_signature_of_an_unknown_task_is_unique_where_it_says_so(app: Celery, said: str) -> None:
+def test_a_signature_of_an_unknown_task_is_unique_where_it_says_so(app, said):
     call = signature("elsewhere.rebuild", kwargs={"shop_id": 7}, app=app)
     options = {"unique": True} if said == "in the call" else {}
     if said == "in the signature":
@@ -192,7 +190,7 @@ def test_a_signature_of_an_unknown_task_is_unique_where_it_says_so(app: Celery, 
     assert [sent.id for sent in messages(app)] == [first.id, unasked.id]
 
 
-def test_a_caller_without_the_code_has_the_key_of_one_with_it(app: Celery, rebuild: Any) -> None:
+def test_a_caller_without_the_code_has_the_key_of_one_with_it(app, rebuild):
     elsewhere = make_app("memory://")
 
     without = elsewhere.send_task("shop.rebuild", kwargs={"shop_id": 7}, unique=True)
@@ -200,7 +198,7 @@ def test_a_caller_without_the_code_has_the_key_of_one_with_it(app: Celery, rebui
     assert without.unique_key == rebuild.delay(7).unique_key
 
 
-def test_positional_arguments_of_an_unknown_task_make_no_key(app: Celery) -> None:
+def test_positional_arguments_of_an_unknown_task_make_no_key(app):
     with pytest.raises(celery_unique.UniqueKeyError, match="keyword"):
         app.send_task("elsewhere.rebuild", (7,), unique=True)
 
@@ -226,9 +224,7 @@ def tick_until(scheduler: beat.Scheduler, condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.versions
-def test_beat_publishes_a_registered_task_once_while_it_waits(
-    app: Celery, rebuild: Any, conflicts: list[Any]
-) -> None:
+def test_beat_publishes_a_registered_task_once_while_it_waits(app, rebuild, conflicts):
     scheduler = scheduler_of(app)
 
     tick_until(scheduler, lambda: len(conflicts) >= 2)
@@ -237,9 +233,7 @@ def test_beat_publishes_a_registered_task_once_while_it_waits(
 
 
 @pytest.mark.versions
-def test_beat_publishes_a_task_by_name_once_where_its_entry_says_unique(
-    app: Celery, conflicts: list[Any]
-) -> None:
+def test_beat_publishes_a_task_by_name_once_where_its_entry_says_unique(app, conflicts):
     scheduler = scheduler_of(app, task="elsewhere.rebuild", options={"unique": True})
 
     tick_until(scheduler, lambda: len(conflicts) >= 2)
@@ -248,9 +242,7 @@ def test_beat_publishes_a_task_by_name_once_where_its_entry_says_unique(
 
 
 @pytest.mark.versions
-def test_beat_goes_on_after_a_rejected_duplicate(
-    app: Celery, rebuild: Any, conflicts: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beat_goes_on_after_a_rejected_duplicate(app, rebuild, conflicts, caplog):
     scheduler = scheduler_of(app, options={"unique_on_conflict": "reject"})
 
     tick_until(scheduler, lambda: len(conflicts) >= 3)
@@ -263,7 +255,7 @@ def test_beat_goes_on_after_a_rejected_duplicate(
 
 
 @pytest.mark.versions
-def test_equal_members_of_a_group_both_get_a_result(app: Celery, rebuild: Any) -> None:
+def test_equal_members_of_a_group_both_get_a_result(app, rebuild):
     with working(app):
         result = group(rebuild.s(7), rebuild.s(7))()
 
@@ -271,7 +263,7 @@ def test_equal_members_of_a_group_both_get_a_result(app: Celery, rebuild: Any) -
 
 
 @pytest.mark.versions
-def test_a_member_whose_work_waits_elsewhere_is_not_published(app: Celery, rebuild: Any) -> None:
+def test_a_member_whose_work_waits_elsewhere_is_not_published(app, rebuild):
     holder = rebuild.delay(7)
     flush(app)
 
@@ -282,7 +274,7 @@ def test_a_member_whose_work_waits_elsewhere_is_not_published(app: Celery, rebui
 
 
 @pytest.mark.versions
-def test_a_duplicate_with_a_callback_follows_the_holder(app: Celery, rebuild: Any) -> None:
+def test_a_duplicate_with_a_callback_follows_the_holder(app, rebuild):
     holder = rebuild.delay(7)
 
     again = rebuild.apply_async((7,), link=rebuild.si(8))
@@ -292,7 +284,7 @@ def test_a_duplicate_with_a_callback_follows_the_holder(app: Celery, rebuild: An
 
 
 @pytest.mark.versions
-def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> None:
+def test_equal_members_of_a_chord_reach_its_body(app, rebuild):
     @app.task(name="total")
     def total(values: list[int]) -> int:
         return sum(values)
@@ -305,7 +297,7 @@ def test_equal_members_of_a_chord_reach_its_body(app: Celery, rebuild: Any) -> N
 
 @pytest.mark.versions
 @pytest.mark.parametrize("outcome", ["created", "joined"])
-def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url: str, outcome: str) -> None:
+def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url, outcome):
     """Results are in Redis: with no other backend can a task add to its chord."""
     app = make_app("memory://", result_backend=redis_url)
     added, ran = [], []
@@ -339,9 +331,7 @@ def test_a_call_that_a_task_adds_to_its_chord_is_counted(redis_url: str, outcome
 
 @pytest.mark.versions
 @pytest.mark.parametrize("position", ["first", "second"])
-def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(
-    app: Celery, rebuild: Any, position: str
-) -> None:
+def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(app, rebuild, position):
     @app.task(name="echo")
     def echo(value: Any) -> Any:
         return value
@@ -357,7 +347,7 @@ def test_a_chain_goes_on_after_a_link_that_is_a_duplicate(
 
 
 @pytest.mark.versions
-def test_inner_calls_of_a_map_take_no_lock(app: Celery, rebuild: Any) -> None:
+def test_inner_calls_of_a_map_take_no_lock(app, rebuild):
     with working(app):
         mapped = rebuild.map([7, 7]).apply_async()
 
@@ -366,9 +356,7 @@ def test_inner_calls_of_a_map_take_no_lock(app: Celery, rebuild: Any) -> None:
 
 
 @pytest.mark.versions
-def test_an_error_callback_that_celery_calls_directly_takes_no_lock(
-    app: Celery, acquired: list[str]
-) -> None:
+def test_an_error_callback_that_celery_calls_directly_takes_no_lock(app, acquired):
     """One with several parameters, that is not bound: it runs in the worker, without a message."""
     told: list[Any] = []
 
@@ -402,7 +390,7 @@ def test_an_error_callback_that_celery_calls_directly_takes_no_lock(
 
 
 @pytest.mark.versions
-def test_a_task_that_calls_itself_again_is_not_its_own_duplicate(app: Celery) -> None:
+def test_a_task_that_calls_itself_again_is_not_its_own_duplicate(app):
     again: list[Any] = []
 
     @app.task(name="poll", unique=True, bind=True)
@@ -419,9 +407,7 @@ def test_a_task_that_calls_itself_again_is_not_its_own_duplicate(app: Celery) ->
         assert value_of(again[0]) is None
 
 
-def test_a_call_from_the_body_of_another_task_is_a_duplicate_like_any(
-    app: Celery, rebuild: Any
-) -> None:
+def test_a_call_from_the_body_of_another_task_is_a_duplicate_like_any(app, rebuild):
     results: list[Any] = []
 
     @app.task(name="caller")
@@ -470,7 +456,7 @@ def rebuild(shop_id): ...
 
 @pytest.mark.versions
 @pytest.mark.slow
-def test_celery_call_gives_the_holders_id(tmp_path: Path) -> None:
+def test_celery_call_gives_the_holders_id(tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)
     command = "-A shop call shop.rebuild --args [7]"
 
@@ -513,14 +499,14 @@ DJANGO = """
 
 
 @pytest.mark.slow
-def test_delay_on_commit_of_django_publishes_once_and_returns_none(tmp_path: Path) -> None:
+def test_delay_on_commit_of_django_publishes_once_and_returns_none(tmp_path):
     assert run_python(DJANGO, tmp_path) == "[None, None] 1"
 
 
 # -- what goes out while others are busy --------------------------------------------------
 
 
-def test_calls_of_many_threads_through_one_app_publish_once(app: Celery, rebuild: Any) -> None:
+def test_calls_of_many_threads_through_one_app_publish_once(app, rebuild):
     barrier = threading.Barrier(8)
 
     def call() -> None:

@@ -71,7 +71,7 @@ def run_with_duplicates(app: Celery, task: str, number: int) -> Any:
     return first
 
 
-def test_every_duplicate_has_a_row_up_to_the_limit() -> None:
+def test_every_duplicate_has_a_row_up_to_the_limit():
     for number, rows in ((0, 0), (1, 1), (ROWS, ROWS), (ROWS + 1, ROWS + 1), (9999, ROWS + 1)):
         assert len(list(duplicates(number).rows())) == rows
 
@@ -82,7 +82,7 @@ def test_every_duplicate_has_a_row_up_to_the_limit() -> None:
     assert last["result"].startswith(f"and {9999 - ROWS} more not published")
 
 
-def test_an_end_that_is_told_twice_makes_the_same_rows() -> None:
+def test_an_end_that_is_told_twice_makes_the_same_rows():
     first = [row["uuid"] for row in duplicates(30).rows()]
 
     assert [row["uuid"] for row in duplicates(30).rows()] == first
@@ -90,9 +90,7 @@ def test_an_end_that_is_told_twice_makes_the_same_rows() -> None:
     assert set(first).isdisjoint(row["uuid"] for row in duplicates(30, "other").rows())
 
 
-def test_a_worker_that_sends_task_events_tells_of_duplicates(
-    make_shop: Callable[..., Celery],
-) -> None:
+def test_a_worker_that_sends_task_events_tells_of_duplicates(make_shop):
     app = make_shop(worker_send_task_events=True)
     monitor = Monitor(app)
 
@@ -112,9 +110,7 @@ def test_a_worker_that_sends_task_events_tells_of_duplicates(
         ("secret", {"worker_send_task_events": True}),
     ],
 )
-def test_celerys_switches_for_events_hold_for_duplicates(
-    make_shop: Callable[..., Celery], task: str, conf: dict[str, Any]
-) -> None:
+def test_celerys_switches_for_events_hold_for_duplicates(make_shop, task, conf):
     app = make_shop(**conf)
     monitor = Monitor(app)
 
@@ -123,7 +119,7 @@ def test_celerys_switches_for_events_hold_for_duplicates(
     assert monitor.duplicates() == []
 
 
-def test_events_are_watched_by_group(make_shop: Callable[..., Celery]) -> None:
+def test_events_are_watched_by_group(make_shop):
     app = make_shop()
     task, secret = app.tasks["rebuild"], app.tasks["secret"]
     with app.connection() as connection:
@@ -140,9 +136,7 @@ def test_events_are_watched_by_group(make_shop: Callable[..., Celery]) -> None:
         assert not sends_events(None, task)
 
 
-def test_nothing_is_sent_for_a_task_that_nobody_watches_or_that_had_no_duplicate(
-    make_shop: Callable[..., Celery],
-) -> None:
+def test_nothing_is_sent_for_a_task_that_nobody_watches_or_that_had_no_duplicate(make_shop):
     app = make_shop()
     monitor, events = Monitor(app), DuplicateEvents(app)
 
@@ -153,9 +147,7 @@ def test_nothing_is_sent_for_a_task_that_nobody_watches_or_that_had_no_duplicate
     assert monitor.duplicates() == []
 
 
-def test_rows_that_cannot_be_sent_are_told_in_the_log_and_hold_nothing_up(
-    make_shop: Callable[..., Celery], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_that_cannot_be_sent_are_told_in_the_log_and_hold_nothing_up(make_shop, caplog):
     app = make_shop()
     events = DuplicateEvents(app)
     dispatcher = app.events.default_dispatcher
@@ -176,7 +168,7 @@ def test_rows_that_cannot_be_sent_are_told_in_the_log_and_hold_nothing_up(
     assert len(monitor.duplicates()) == 1
 
 
-def test_a_sent_event_shows_that_the_task_is_unique(make_shop: Callable[..., Celery]) -> None:
+def test_a_sent_event_shows_that_the_task_is_unique(make_shop):
     app = make_shop(task_send_sent_event=True)
     monitor = Monitor(app)
 

@@ -76,9 +76,7 @@ def stored(app: Celery, task_id: str) -> tuple[str, Any]:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_duplicate_for_whose_id_nobody_waits_gets_the_holders(
-    rebuild: Any, options: dict[str, Any]
-) -> None:
+def test_a_duplicate_for_whose_id_nobody_waits_gets_the_holders(rebuild, options):
     holder = rebuild.delay(7)
 
     again = rebuild.apply_async((7,), **options)
@@ -87,9 +85,7 @@ def test_a_duplicate_for_whose_id_nobody_waits_gets_the_holders(
     assert followers(rebuild, 7) == []
 
 
-def test_a_follower_is_told_of_as_a_duplicate(
-    rebuild: Any, caplog: pytest.LogCaptureFixture, mine: str
-) -> None:
+def test_a_follower_is_told_of_as_a_duplicate(rebuild, caplog, mine):
     holder = rebuild.delay(7)
     told = []
 
@@ -110,7 +106,7 @@ def test_a_follower_is_told_of_as_a_duplicate(
     assert lookup(rebuild, (7,)).duplicates == 1
 
 
-def test_the_same_call_once_more_follows_once(rebuild: Any, mine: str) -> None:
+def test_the_same_call_once_more_follows_once(rebuild, mine):
     rebuild.delay(7)
 
     outcomes = [rebuild.apply_async((7,), task_id=mine).outcome for _ in range(2)]
@@ -119,9 +115,7 @@ def test_the_same_call_once_more_follows_once(rebuild: Any, mine: str) -> None:
     assert [call.task_id for call in followers(rebuild, 7)] == [mine]
 
 
-def test_under_an_idempotency_key_other_arguments_are_an_error_in_a_group_too(
-    rebuild: Any,
-) -> None:
+def test_under_an_idempotency_key_other_arguments_are_an_error_in_a_group_too(rebuild):
     rebuild.apply_async((7,), idempotency_key="k")
 
     with pytest.raises(IdempotencyKeyConflict):
@@ -130,7 +124,7 @@ def test_under_an_idempotency_key_other_arguments_are_an_error_in_a_group_too(
     assert followers(rebuild, 7) == []
 
 
-def test_a_caller_who_may_not_know_the_holder_does_not_get_its_result(mine: str) -> None:
+def test_a_caller_who_may_not_know_the_holder_does_not_get_its_result(mine):
     app = make_app("memory://", unique_conceal_holder=True)
 
     @app.task(name="shop.rebuild", unique=True)
@@ -151,14 +145,14 @@ def test_a_caller_who_may_not_know_the_holder_does_not_get_its_result(mine: str)
 # -- the message of a follower -------------------------------------------------------------
 
 
-def test_a_message_that_cannot_be_written_takes_no_lock(rebuild: Any, mine: str) -> None:
+def test_a_message_that_cannot_be_written_takes_no_lock(rebuild, mine):
     with pytest.raises(EncodeError):
         rebuild.apply_async((7, object()), task_id=mine)
 
     assert locks(rebuild.app) == []
 
 
-def test_everything_that_a_message_needs_is_kept(rebuild: Any, mine: str) -> None:
+def test_everything_that_a_message_needs_is_kept(rebuild, mine):
     rebuild.delay(7)
     call = rebuild.s(7, datetime(2026, 1, 2, tzinfo=UTC)).set(
         task_id=mine,
@@ -199,7 +193,7 @@ def test_everything_that_a_message_needs_is_kept(rebuild: Any, mine: str) -> Non
     assert (request.stamps, request.trace) == ({"tenant": "a"}, "1")
 
 
-def test_a_message_travels_in_the_format_of_the_task(mine: str) -> None:
+def test_a_message_travels_in_the_format_of_the_task(mine):
     app = make_app("memory://", accept_content=["json", "pickle"])
 
     @app.task(name="shop.rebuild", unique=True, unique_on="shop_id", serializer="pickle")
@@ -212,7 +206,7 @@ def test_a_message_travels_in_the_format_of_the_task(mine: str) -> None:
     assert [call.args for call in followers(rebuild, 7)] == [[7, {1, 2}]]
 
 
-def test_a_message_in_a_format_that_workers_refuse_is_not_read(mine: str) -> None:
+def test_a_message_in_a_format_that_workers_refuse_is_not_read(mine):
     sender = make_app("memory://", accept_content=["json", "pickle"], task_serializer="pickle")
 
     @sender.task(name="shop.rebuild", unique=True)
@@ -247,9 +241,7 @@ def run_to_its_end(task: Any, *args: Any, **options: Any) -> Any:
     return result
 
 
-def test_a_duplicate_of_an_ended_task_has_its_result_at_once(
-    rebuild: Any, pay: Any, mine: str
-) -> None:
+def test_a_duplicate_of_an_ended_task_has_its_result_at_once(rebuild, pay, mine):
     run_to_its_end(pay, 1)
 
     again = pay.apply_async((1,), task_id=mine, link=pay.app.tasks["shop.echo"].s())
@@ -261,7 +253,7 @@ def test_a_duplicate_of_an_ended_task_has_its_result_at_once(
     assert [child.id for child in again.children] == [messages(pay.app)[0].id]
 
 
-def test_a_chord_of_an_ended_task_and_another_reaches_its_body(rebuild: Any, pay: Any) -> None:
+def test_a_chord_of_an_ended_task_and_another_reaches_its_body(rebuild, pay):
     run_to_its_end(pay, 1)
 
     with working(pay.app):
@@ -270,9 +262,7 @@ def test_a_chord_of_an_ended_task_and_another_reaches_its_body(rebuild: Any, pay
         assert value_of(result) == ["paid 1", "paid 1"]
 
 
-def test_a_follower_of_an_ended_task_whose_result_is_gone_fails_and_says_why(
-    rebuild: Any, pay: Any
-) -> None:
+def test_a_follower_of_an_ended_task_whose_result_is_gone_fails_and_says_why(rebuild, pay):
     first = run_to_its_end(pay, 1)
     first.forget()
 
@@ -285,7 +275,7 @@ def test_a_follower_of_an_ended_task_whose_result_is_gone_fails_and_says_why(
     assert messages(pay.app) == []
 
 
-def test_an_ended_idempotency_key_answers_in_a_canvas_whatever_the_strategy(rebuild: Any) -> None:
+def test_an_ended_idempotency_key_answers_in_a_canvas_whatever_the_strategy(rebuild):
     with working(rebuild.app):
         first = rebuild.apply_async((7,), idempotency_key="k")
         value_of(first)
@@ -310,9 +300,7 @@ def app_with_expiry(request: pytest.FixtureRequest, redis_url: str) -> Iterator[
     app.close()
 
 
-def test_the_result_of_a_follower_expires_like_any_other(
-    app_with_expiry: Celery, mine: str
-) -> None:
+def test_the_result_of_a_follower_expires_like_any_other(app_with_expiry, mine):
     app = app_with_expiry
 
     @app.task(name="shop.rebuild", unique=True)
@@ -344,9 +332,7 @@ def is_kept(app: Celery, task_id: str) -> bool:
     return app.backend.get(app.backend.get_key_for_task(task_id)) is not None
 
 
-def test_a_follower_that_ignores_its_result_stores_none_and_its_link_fires(
-    rebuild: Any, mine: str
-) -> None:
+def test_a_follower_that_ignores_its_result_stores_none_and_its_link_fires(rebuild, mine):
     app = rebuild.app
     link = app.tasks["shop.echo"].s().set(task_id=f"link-{mine}")
     holder = rebuild.delay(7)
@@ -360,7 +346,7 @@ def test_a_follower_that_ignores_its_result_stores_none_and_its_link_fires(
     assert (is_kept(app, holder.id), is_kept(app, mine)) == (True, False)
 
 
-def test_a_follower_has_a_result_though_its_holder_ignores_its_own(rebuild: Any, mine: str) -> None:
+def test_a_follower_has_a_result_though_its_holder_ignores_its_own(rebuild, mine):
     app = rebuild.app
     holder = rebuild.apply_async((7,), ignore_result=True)
     follower = rebuild.apply_async((7,), task_id=mine)
@@ -372,8 +358,8 @@ def test_a_follower_has_a_result_though_its_holder_ignores_its_own(rebuild: Any,
 
 
 def test_a_follower_of_a_task_that_ignores_results_stores_none_unless_its_call_says_so(
-    local_app: Celery, mine: str
-) -> None:
+    local_app, mine
+):
     @local_app.task(name="shop.quiet", unique=True, ignore_result=True)
     def quiet(shop_id: int) -> int:
         return shop_id
@@ -392,7 +378,7 @@ def test_a_follower_of_a_task_that_ignores_results_stores_none_unless_its_call_s
 # -- strategies ----------------------------------------------------------------------------
 
 
-def test_a_rejected_member_fails_under_its_own_id_and_the_others_run(rebuild: Any) -> None:
+def test_a_rejected_member_fails_under_its_own_id_and_the_others_run(rebuild):
     holder = rebuild.apply_async((7,), countdown=3600)
 
     with working(rebuild.app):
@@ -405,7 +391,7 @@ def test_a_rejected_member_fails_under_its_own_id_and_the_others_run(rebuild: An
     assert error.task_id == holder.id
 
 
-def test_followers_of_a_replaced_task_follow_the_replacement(rebuild: Any) -> None:
+def test_followers_of_a_replaced_task_follow_the_replacement(rebuild):
     rebuild.apply_async((7, "old"), countdown=3600)
     member = group(rebuild.s(7), rebuild.s(8))().results[0]
     replacement = rebuild.apply_async((7, "new"), unique_on_conflict="replace")
@@ -415,7 +401,7 @@ def test_followers_of_a_replaced_task_follow_the_replacement(rebuild: Any) -> No
         assert value_of(member) == "new"
 
 
-def test_a_rerun_is_a_follower_only_where_nothing_runs(rebuild: Any, mine: str) -> None:
+def test_a_rerun_is_a_follower_only_where_nothing_runs(rebuild, mine):
     rebuild.apply_async((7,), countdown=3600)
 
     again = rebuild.apply_async((7,), task_id=mine, unique_on_conflict="rerun")
@@ -426,7 +412,7 @@ def test_a_rerun_is_a_follower_only_where_nothing_runs(rebuild: Any, mine: str) 
 # -- a holder that goes away ---------------------------------------------------------------
 
 
-def test_followers_of_a_task_that_was_never_published_are_run(rebuild: Any, mine: str) -> None:
+def test_followers_of_a_task_that_was_never_published_are_run(rebuild, mine):
     app = rebuild.app
 
     def broken(*args: Any, **options: Any) -> None:
@@ -450,9 +436,7 @@ def test_followers_of_a_task_that_was_never_published_are_run(rebuild: Any, mine
         assert value_of(app.AsyncResult(mine)) == 7
 
 
-def test_the_first_follower_of_a_lost_task_is_run_and_the_others_get_its_result(
-    rebuild: Any,
-) -> None:
+def test_the_first_follower_of_a_lost_task_is_run_and_the_others_get_its_result(rebuild):
     app = rebuild.app
     rebuild.delay(7)
     members = group(rebuild.s(7) for _ in range(3))().results
@@ -470,9 +454,7 @@ def test_the_first_follower_of_a_lost_task_is_run_and_the_others_get_its_result(
     assert state_of(app).store.due() == []
 
 
-def test_a_promoted_follower_that_could_not_be_published_is_published_later(
-    rebuild: Any, mine: str
-) -> None:
+def test_a_promoted_follower_that_could_not_be_published_is_published_later(rebuild, mine):
     app = rebuild.app
     rebuild.delay(7)
     rebuild.apply_async((7,), task_id=mine)
@@ -499,7 +481,7 @@ def test_a_promoted_follower_that_could_not_be_published_is_published_later(
     assert [sent.id for sent in messages(app)] == [mine]
 
 
-def test_followers_of_a_revoked_task_are_revoked_with_it(rebuild: Any) -> None:
+def test_followers_of_a_revoked_task_are_revoked_with_it(rebuild):
     app = rebuild.app
     holder = rebuild.apply_async((7,), countdown=3600)
     result = chain(rebuild.si(7), app.tasks["shop.echo"].s())()
@@ -511,9 +493,7 @@ def test_followers_of_a_revoked_task_are_revoked_with_it(rebuild: Any) -> None:
     assert state_of(app).store.due() == []
 
 
-def test_a_follower_is_revoked_alone(
-    rebuild: Any, mine: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_follower_is_revoked_alone(rebuild, mine, caplog):
     app = rebuild.app
     rebuild.delay(7)
     one, other = (rebuild.apply_async((7,), task_id=name) for name in (mine, f"not-{mine}"))
@@ -527,7 +507,7 @@ def test_a_follower_is_revoked_alone(
     assert stored(app, mine)[0] == "REVOKED"
 
 
-def test_a_task_that_ignores_its_message_leaves_its_work_to_a_follower(local_app: Celery) -> None:
+def test_a_task_that_ignores_its_message_leaves_its_work_to_a_follower(local_app):
     runs: list[int] = []
 
     @local_app.task(name="shop.shy", unique=True)
@@ -545,7 +525,7 @@ def test_a_task_that_ignores_its_message_leaves_its_work_to_a_follower(local_app
     assert runs == [7, 7]
 
 
-def test_an_expired_task_leaves_its_work_to_a_follower(rebuild: Any) -> None:
+def test_an_expired_task_leaves_its_work_to_a_follower(rebuild):
     app = rebuild.app
     rebuild.apply_async((7, "expired"), expires=0.01)
     member = group(rebuild.s(7, "mine"), rebuild.s(8))().results[0]
@@ -555,7 +535,7 @@ def test_an_expired_task_leaves_its_work_to_a_follower(rebuild: Any) -> None:
         assert value_of(member) == "mine"
 
 
-def test_a_follower_that_cannot_be_completed_fails_and_holds_nobody_up(rebuild: Any) -> None:
+def test_a_follower_that_cannot_be_completed_fails_and_holds_nobody_up(rebuild):
     """The next link of its chain cannot be written."""
     app = rebuild.app
     rebuild.delay(7)
@@ -566,7 +546,7 @@ def test_a_follower_that_cannot_be_completed_fails_and_holds_nobody_up(rebuild: 
     assert followers(rebuild, 7) == []
 
 
-def test_nothing_is_left_behind_by_followers(rebuild: Any) -> None:
+def test_nothing_is_left_behind_by_followers(rebuild):
     app = rebuild.app
     with working(app):
         results = [group(rebuild.s(n), rebuild.s(n), rebuild.s(n))() for n in range(5)]
@@ -579,7 +559,7 @@ def test_nothing_is_left_behind_by_followers(rebuild: Any) -> None:
     assert state_of(app).store.due() == []
 
 
-def test_a_message_that_cannot_be_read_keeps_no_other_waiting(rebuild: Any, mine: str) -> None:
+def test_a_message_that_cannot_be_read_keeps_no_other_waiting(rebuild, mine):
     app, store = rebuild.app, state_of(rebuild.app).store
     rebuild.delay(7)
     key = lookup(rebuild, (7,)).key

@@ -55,9 +55,7 @@ def as_if_published_elsewhere(app: Celery) -> None:
 
 
 @DELAYS
-def test_a_duplicate_in_the_same_batch(
-    rebuild: Any, told: list[str], options: dict[str, Any], state: str
-) -> None:
+def test_a_duplicate_in_the_same_batch(rebuild, told, options, state):
     first, again = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
 
     assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", state)
@@ -65,9 +63,7 @@ def test_a_duplicate_in_the_same_batch(
 
 
 @DELAYS
-def test_a_rejected_call_in_the_same_batch(
-    rebuild: Any, told: list[str], options: dict[str, Any], state: str
-) -> None:
+def test_a_rejected_call_in_the_same_batch(rebuild, told, options, state):
     options = {**options, "unique_on_conflict": "reject"}
 
     first, error = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
@@ -79,9 +75,7 @@ def test_a_rejected_call_in_the_same_batch(
 
 @DELAYS
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_duplicate_of_what_this_process_has_just_published(
-    rebuild: Any, told: list[str], options: dict[str, Any], state: str
-) -> None:
+def test_a_duplicate_of_what_this_process_has_just_published(rebuild, told, options, state):
     rebuild.apply_async((1,), **options)
 
     again = rebuild.delay(1)
@@ -92,8 +86,8 @@ def test_a_duplicate_of_what_this_process_has_just_published(
 @DELAYS
 @pytest.mark.usefixtures("_confirmations_are_slow")
 def test_a_rejected_duplicate_of_what_this_process_has_just_published(
-    rebuild: Any, told: list[str], options: dict[str, Any], state: str
-) -> None:
+    rebuild, told, options, state
+):
     rebuild.apply_async((1,), **options)
 
     with pytest.raises(DuplicateTask) as raised:
@@ -104,9 +98,7 @@ def test_a_rejected_duplicate_of_what_this_process_has_just_published(
 
 @DELAYS
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_duplicate_that_joins_what_this_process_has_just_published(
-    rebuild: Any, told: list[str], options: dict[str, Any], state: str
-) -> None:
+def test_a_duplicate_that_joins_what_this_process_has_just_published(rebuild, told, options, state):
     rebuild.apply_async((1,), **options)
 
     again = rebuild.apply_async((1,), task_id="mine")
@@ -115,7 +107,7 @@ def test_a_duplicate_that_joins_what_this_process_has_just_published(
 
 
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_the_stores_clock_tells_whether_the_eta_lies_ahead(app: Celery, rebuild: Any) -> None:
+def test_the_stores_clock_tells_whether_the_eta_lies_ahead(app, rebuild):
     rebuild.apply_async((1,), countdown=5)
     advance(app, 6)
 
@@ -124,9 +116,7 @@ def test_the_stores_clock_tells_whether_the_eta_lies_ahead(app: Celery, rebuild:
 
 @DELAYS
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_duplicate_that_helps_another_process_to_publish(
-    app: Celery, rebuild: Any, options: dict[str, Any], state: str
-) -> None:
+def test_a_duplicate_that_helps_another_process_to_publish(app, rebuild, options, state):
     first = rebuild.apply_async((1,), **options)
     as_if_published_elsewhere(app)
 
@@ -136,9 +126,7 @@ def test_a_duplicate_that_helps_another_process_to_publish(
 
 
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_call_that_is_rejected_promises_nothing_of_what_another_process_publishes(
-    app: Celery, rebuild: Any
-) -> None:
+def test_a_call_that_is_rejected_promises_nothing_of_what_another_process_publishes(app, rebuild):
     rebuild.apply_async((1,), countdown=60)
     as_if_published_elsewhere(app)
 
@@ -149,9 +137,7 @@ def test_a_call_that_is_rejected_promises_nothing_of_what_another_process_publis
 
 
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_holder_that_is_looked_at_again_is_told_of_as_it_then_is(
-    app: Celery, rebuild: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_that_is_looked_at_again_is_told_of_as_it_then_is(app, rebuild, monkeypatch):
     first = rebuild.delay(1)
     as_if_published_elsewhere(app)
     store = state_of(app).store

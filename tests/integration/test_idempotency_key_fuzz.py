@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_unique import IdempotencyKeyConflict, lookup, release
 from tests.support.app import make_app, messages
@@ -88,13 +87,7 @@ def shows(text: str, key: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_key_crashes_collides_or_is_logged(
-    app: Celery,
-    store_url: str,
-    request: pytest.FixtureRequest,
-    caplog: pytest.LogCaptureFixture,
-    report: Callable[[str], None],
-) -> None:
+def test_no_key_crashes_collides_or_is_logged(app, store_url, request, caplog, report):
     @app.task(name="shop.pay", shared=False)
     def pay(amount: int) -> None: ...
 
@@ -145,7 +138,7 @@ def check_one(pay: Any, number: int, key: str, first: Any) -> None:
     assert lookup(pay, idempotency_key=key) is None
 
 
-def test_the_fuzzer_would_see_a_key_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fuzzer_would_see_a_key_in_a_log(caplog):
     app = make_app("memory://")
 
     @app.task(name="shop.pay", shared=False)

@@ -9,7 +9,6 @@ import textwrap
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,9 +70,7 @@ def found(*args: Any, **kwargs: Any) -> Lock:
     ("ttl", "seconds"),
     [(None, 86400), (60, 60), (timedelta(minutes=1), 60), ("PT1M", 60), ("P7D", 604800)],
 )
-def test_phase_1_the_time_to_live_counts_from_the_first_call(
-    app: Celery, pay: Any, ttl: Any, seconds: int
-) -> None:
+def test_phase_1_the_time_to_live_counts_from_the_first_call(app, pay, ttl, seconds):
     with working(app):
         first = call(pay, idempotency_ttl=ttl)
         value_of(first)
@@ -89,7 +86,7 @@ def test_phase_1_the_time_to_live_counts_from_the_first_call(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, "soon", "PT0S", [], float("nan")])
-def test_phase_1_a_wrong_time_to_live_is_refused_by_name(local_app: Celery, ttl: Any) -> None:
+def test_phase_1_a_wrong_time_to_live_is_refused_by_name(local_app, ttl):
     pay = task_of(local_app)
 
     with pytest.raises(InvalidPolicy, match="idempotency_ttl"):
@@ -98,13 +95,13 @@ def test_phase_1_a_wrong_time_to_live_is_refused_by_name(local_app: Celery, ttl:
     assert messages(local_app) == []
 
 
-def test_phase_1_a_time_to_live_without_a_key_is_refused(local_app: Celery) -> None:
+def test_phase_1_a_time_to_live_without_a_key_is_refused(local_app):
     with pytest.raises(InvalidPolicy, match="idempotency_key"):
         task_of(local_app).apply_async(("a", 1), idempotency_ttl=60)
 
 
 @pytest.mark.parametrize("option", ["idempotency_key", "idempotency_ttl"])
-def test_phase_1_on_a_task_they_are_refused(local_app: Celery, option: str) -> None:
+def test_phase_1_on_a_task_they_are_refused(local_app, option):
     with pytest.raises(InvalidPolicy, match="every call"):
         task_of(local_app, **{option: "k"}).delay("a", 1)
 
@@ -112,7 +109,7 @@ def test_phase_1_on_a_task_they_are_refused(local_app: Celery, option: str) -> N
 # -- Flovyn, phase 2: register and find -----------------------------------------------------------
 
 
-def test_phase_2_create_for_task_and_lookup(app: Celery, pay: Any) -> None:
+def test_phase_2_create_for_task_and_lookup(app, pay):
     result = call(pay)
     flush(app)
 
@@ -125,7 +122,7 @@ def test_phase_2_create_for_task_and_lookup(app: Celery, pay: Any) -> None:
     assert lookup(pay, idempotency_key="job:batch_12346") is None
 
 
-def test_phase_2_the_same_key_with_other_work_is_a_conflict(app: Celery, pay: Any) -> None:
+def test_phase_2_the_same_key_with_other_work_is_a_conflict(app, pay):
     call(pay, "a", 1)
 
     with pytest.raises(IdempotencyKeyConflict) as caught:
@@ -140,7 +137,7 @@ def test_phase_2_the_same_key_with_other_work_is_a_conflict(app: Celery, pay: An
     assert len(messages(app)) == 1
 
 
-def test_phase_2_the_same_key_with_the_same_work_succeeds(app: Celery, pay: Any) -> None:
+def test_phase_2_the_same_key_with_the_same_work_succeeds(app, pay):
     first = call(pay, "a", 10)
 
     again = [
@@ -158,14 +155,14 @@ def test_phase_2_the_same_key_with_the_same_work_succeeds(app: Celery, pay: Any)
     assert found(pay, idempotency_key=KEY).duplicates == 6
 
 
-def test_phase_2_a_lock_is_found_by_name_and_by_key_too(app: Celery, pay: Any) -> None:
+def test_phase_2_a_lock_is_found_by_name_and_by_key_too(app, pay):
     result = call(pay)
 
     assert found("shop.pay", idempotency_key=KEY, app=app).task_id == result.id
     assert found(key=result.unique_key, app=app).task_id == result.id
 
 
-def test_phase_2_release_lets_go_of_a_key(app: Celery, pay: Any) -> None:
+def test_phase_2_release_lets_go_of_a_key(app, pay):
     first = call(pay)
 
     assert release(pay, idempotency_key=KEY) is True
@@ -175,7 +172,7 @@ def test_phase_2_release_lets_go_of_a_key(app: Celery, pay: Any) -> None:
     assert (second.outcome, second.id != first.id) == ("created", True)
 
 
-def test_phase_2_release_lets_go_of_a_task_that_has_ended(app: Celery, pay: Any) -> None:
+def test_phase_2_release_lets_go_of_a_task_that_has_ended(app, pay):
     with working(app):
         first = call(pay)
         value_of(first)
@@ -188,9 +185,7 @@ def test_phase_2_release_lets_go_of_a_task_that_has_ended(app: Celery, pay: Any)
 # -- Flovyn, phase 3: from within a task ----------------------------------------------------------
 
 
-def test_phase_3_a_task_that_is_carried_out_again_schedules_its_subtask_once(
-    app: Celery, pay: Any
-) -> None:
+def test_phase_3_a_task_that_is_carried_out_again_schedules_its_subtask_once(app, pay):
     scheduled: list[Any] = []
 
     @app.task(name="workflow")
@@ -205,7 +200,7 @@ def test_phase_3_a_task_that_is_carried_out_again_schedules_its_subtask_once(
     assert scheduled[0].id == scheduled[1].id
 
 
-def test_phase_3_a_conflict_is_an_error_of_the_call_that_made_it(app: Celery, pay: Any) -> None:
+def test_phase_3_a_conflict_is_an_error_of_the_call_that_made_it(app, pay):
     @app.task(name="workflow")
     def workflow() -> str:
         try:
@@ -219,7 +214,7 @@ def test_phase_3_a_conflict_is_an_error_of_the_call_that_made_it(app: Celery, pa
         assert value_of(workflow.delay()) == "IdempotencyKeyConflict"
 
 
-def test_phase_3_a_conflict_in_the_next_link_fails_that_link_alone(app: Celery, pay: Any) -> None:
+def test_phase_3_a_conflict_in_the_next_link_fails_that_link_alone(app, pay):
     @app.task(name="first")
     def first() -> int:
         return 1
@@ -236,7 +231,7 @@ def test_phase_3_a_conflict_in_the_next_link_fails_that_link_alone(app: Celery, 
 # -- Flovyn, phase 4: new or existing --------------------------------------------------------------
 
 
-def test_phase_4_the_answer_says_whether_the_task_is_new(app: Celery, pay: Any) -> None:
+def test_phase_4_the_answer_says_whether_the_task_is_new(app, pay):
     first, again = call(pay), call(pay)
 
     assert (first.outcome, first.deduplicated) == ("created", False)
@@ -244,9 +239,7 @@ def test_phase_4_the_answer_says_whether_the_task_is_new(app: Celery, pay: Any) 
     assert again.holder_state in ("pending", "available")
 
 
-def test_phase_4_a_key_of_another_task_is_free_or_by_setting_a_conflict(
-    app_with: Callable[..., Celery],
-) -> None:
+def test_phase_4_a_key_of_another_task_is_free_or_by_setting_a_conflict(app_with):
     by_task, by_app = app_with(), app_with(unique_idempotency_scope="app")
     for app, taken in ((by_task, False), (by_app, True)):
         pay, refund = task_of(app, "pay"), task_of(app, "refund")
@@ -270,7 +263,7 @@ def test_phase_4_a_key_of_another_task_is_free_or_by_setting_a_conflict(
 # -- Flovyn, phase 5: the five cases ---------------------------------------------------------------
 
 
-def test_phase_5_schedule_task_with_idempotency_key(app: Celery, pay: Any) -> None:
+def test_phase_5_schedule_task_with_idempotency_key(app, pay):
     results: list[Any] = []
 
     @app.task(name="workflow")
@@ -284,7 +277,7 @@ def test_phase_5_schedule_task_with_idempotency_key(app: Celery, pay: Any) -> No
     assert found(pay, idempotency_key=KEY).task_id == results[0].id
 
 
-def test_phase_5_schedule_task_idempotency_key_duplicate(app: Celery, pay: Any) -> None:
+def test_phase_5_schedule_task_idempotency_key_duplicate(app, pay):
     results: list[Any] = []
 
     @app.task(name="workflow", bind=True, max_retries=1)
@@ -300,14 +293,14 @@ def test_phase_5_schedule_task_idempotency_key_duplicate(app: Celery, pay: Any) 
     assert [result.outcome for result in results] == ["created", "deduplicated"]
 
 
-def test_phase_5_submit_task_with_idempotency_key(app: Celery, pay: Any) -> None:
+def test_phase_5_submit_task_with_idempotency_key(app, pay):
     with working(app):
         result = call(pay)
 
         assert (result.outcome, value_of(result)) == ("created", 1)
 
 
-def test_phase_5_submit_task_idempotency_key_existing(app: Celery, pay: Any) -> None:
+def test_phase_5_submit_task_idempotency_key_existing(app, pay):
     with working(app):
         first = call(pay)
         value_of(first)
@@ -317,7 +310,7 @@ def test_phase_5_submit_task_idempotency_key_existing(app: Celery, pay: Any) -> 
         assert value_of(again) == 1
 
 
-def test_phase_5_task_without_idempotency_key_backward_compatible(app: Celery, pay: Any) -> None:
+def test_phase_5_task_without_idempotency_key_backward_compatible(app, pay):
     first, second = pay.delay("a", 1), pay.delay("a", 1)
 
     assert first.id != second.id
@@ -328,7 +321,7 @@ def test_phase_5_task_without_idempotency_key_backward_compatible(app: Celery, p
 # -- how long a key answers ------------------------------------------------------------------------
 
 
-def test_a_failed_task_frees_its_key(app: Celery, pay: Any) -> None:
+def test_a_failed_task_frees_its_key(app, pay):
     with working(app):
         first = call(pay, "a", -1)
         first.get(timeout=10, propagate=False, interval=0.01)
@@ -336,13 +329,13 @@ def test_a_failed_task_frees_its_key(app: Celery, pay: Any) -> None:
         assert call(pay, "a", 1).outcome == "created"
 
 
-def test_a_revoked_task_frees_its_key(app: Celery, pay: Any) -> None:
+def test_a_revoked_task_frees_its_key(app, pay):
     call(pay).revoke()
 
     assert call(pay, "a", 2).outcome == "created"
 
 
-def test_a_waiting_task_keeps_its_key_beyond_its_time(app: Celery, pay: Any) -> None:
+def test_a_waiting_task_keeps_its_key_beyond_its_time(app, pay):
     first = call(pay, idempotency_ttl=60)
 
     advance(app, 3600)
@@ -354,7 +347,7 @@ def test_a_waiting_task_keeps_its_key_beyond_its_time(app: Celery, pay: Any) -> 
     assert call(pay).outcome == "created"
 
 
-def test_a_running_task_keeps_its_key_beyond_its_time(app: Celery) -> None:
+def test_a_running_task_keeps_its_key_beyond_its_time(app):
     may_end = threading.Event()
 
     @app.task(name="slow")
@@ -372,7 +365,7 @@ def test_a_running_task_keeps_its_key_beyond_its_time(app: Celery) -> None:
     assert (again.id, again.holder_state) == (first.id, "active")
 
 
-def test_a_window_of_the_task_does_not_shorten_a_key(app: Celery) -> None:
+def test_a_window_of_the_task_does_not_shorten_a_key(app):
     pay = task_of(app, unique=True, unique_for=60, unique_states="window")
     with working(app):
         first = call(pay)
@@ -383,7 +376,7 @@ def test_a_window_of_the_task_does_not_shorten_a_key(app: Celery) -> None:
     assert call(pay).id == first.id
 
 
-def test_a_task_that_waits_for_its_retry_keeps_its_key(app: Celery) -> None:
+def test_a_task_that_waits_for_its_retry_keeps_its_key(app):
     @app.task(name="flaky", bind=True, max_retries=1)
     def flaky(self: Any) -> None:
         raise self.retry(countdown=3600)
@@ -405,8 +398,8 @@ def test_a_task_that_waits_for_its_retry_keeps_its_key(app: Celery) -> None:
     ],
 )
 def test_a_key_wins_over_what_the_call_says_besides_and_that_is_warned_of_once(
-    local_app: Celery, monkeypatch: pytest.MonkeyPatch, option: str, value: Any, why: str
-) -> None:
+    local_app, monkeypatch, option, value, why
+):
     monkeypatch.setattr(policies, "_warned", set())
     pay = task_of(local_app, unique=True)
     message = f"{option} has no effect in a call with an idempotency_key.*{why}"
@@ -432,7 +425,7 @@ def test_a_key_wins_over_what_the_call_says_besides_and_that_is_warned_of_once(
         {"unique": {"keys": ["type"], "period": "PT1H"}},
     ],
 )
-def test_what_counts_beside_a_key_can_be_said(local_app: Celery, options: dict[str, Any]) -> None:
+def test_what_counts_beside_a_key_can_be_said(local_app, options):
     pay = task_of(local_app, unique=True, unique_for=60, unique_on="account")
 
     assert call(pay, headers={"tenant": "t"}, **options).outcome == "created"
@@ -441,9 +434,7 @@ def test_what_counts_beside_a_key_can_be_said(local_app: Celery, options: dict[s
 # -- what is done with a duplicate -----------------------------------------------------------------
 
 
-def test_reject_counts_on_the_task_on_the_call_and_as_the_apps_default(
-    app_with: Callable[..., Celery],
-) -> None:
+def test_reject_counts_on_the_task_on_the_call_and_as_the_apps_default(app_with):
     app = app_with()
     rejecting, plain = task_of(app, "r", unique=True, unique_on_conflict="reject"), task_of(app)
     defaulted_app = app_with(unique_default_on_conflict="reject")
@@ -461,7 +452,7 @@ def test_reject_counts_on_the_task_on_the_call_and_as_the_apps_default(
         assert "take a new idempotency_key for new work" in str(caught.value)
 
 
-def test_reject_says_conflict_and_not_duplicate_where_arguments_differ(app: Celery) -> None:
+def test_reject_says_conflict_and_not_duplicate_where_arguments_differ(app):
     pay = task_of(app, unique=True, unique_on_conflict="reject")
     call(pay, "a", 1)
 
@@ -470,9 +461,7 @@ def test_reject_says_conflict_and_not_duplicate_where_arguments_differ(app: Cele
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "replace_except_schedule", "rerun"])
-def test_other_arguments_never_replace_or_follow_the_task_of_a_key(
-    app: Celery, on_conflict: str
-) -> None:
+def test_other_arguments_never_replace_or_follow_the_task_of_a_key(app, on_conflict):
     pay = task_of(app, unique=True, unique_on_conflict=on_conflict)
     first = call(pay, "a", 1)
     flush(app)
@@ -485,7 +474,7 @@ def test_other_arguments_never_replace_or_follow_the_task_of_a_key(
 
 
 @pytest.mark.parametrize("on_conflict", ["replace", "replace_except_schedule", "rerun", "ignore"])
-def test_a_task_that_succeeded_answers_under_every_strategy(app: Celery, on_conflict: str) -> None:
+def test_a_task_that_succeeded_answers_under_every_strategy(app, on_conflict):
     pay = task_of(app, unique=True, unique_on_conflict=on_conflict)
     with working(app):
         first = call(pay)
@@ -498,7 +487,7 @@ def test_a_task_that_succeeded_answers_under_every_strategy(app: Celery, on_conf
             call(pay, "a", 2)
 
 
-def test_replace_takes_the_place_of_a_task_that_waits(app: Celery) -> None:
+def test_replace_takes_the_place_of_a_task_that_waits(app):
     pay = task_of(app, unique=True, unique_on_conflict="replace")
     first = call(pay)
     flush(app)
@@ -510,7 +499,7 @@ def test_replace_takes_the_place_of_a_task_that_waits(app: Celery) -> None:
     assert found(pay, idempotency_key=KEY).task_id == again.id
 
 
-def test_under_rerun_the_same_key_is_not_carried_out_twice(app: Celery) -> None:
+def test_under_rerun_the_same_key_is_not_carried_out_twice(app):
     may_end = threading.Event()
 
     @app.task(name="slow", unique=True, unique_on_conflict="rerun")
@@ -527,7 +516,7 @@ def test_under_rerun_the_same_key_is_not_carried_out_twice(app: Celery) -> None:
     assert (again.id, again.outcome) == (first.id, "deduplicated")
 
 
-def test_a_duplicate_sends_its_signal_without_the_callers_key(app: Celery, pay: Any) -> None:
+def test_a_duplicate_sends_its_signal_without_the_callers_key(app, pay):
     told: list[dict[str, Any]] = []
 
     def hear(**facts: Any) -> None:
@@ -547,7 +536,7 @@ def test_a_duplicate_sends_its_signal_without_the_callers_key(app: Celery, pay: 
 # -- tenants ---------------------------------------------------------------------------------------
 
 
-def test_a_tenant_in_the_headers_has_keys_of_its_own(app: Celery) -> None:
+def test_a_tenant_in_the_headers_has_keys_of_its_own(app):
     pay = task_of(app, unique=True, unique_meta="tenant")
 
     ours = call(pay, headers={"tenant": "a"})
@@ -560,9 +549,7 @@ def test_a_tenant_in_the_headers_has_keys_of_its_own(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("off", [{}, {"unique": False}, {"unique": None}])
-def test_a_tenant_counts_also_where_uniqueness_is_switched_off(
-    app: Celery, off: dict[str, Any]
-) -> None:
+def test_a_tenant_counts_also_where_uniqueness_is_switched_off(app, off):
     pay = task_of(app, unique=False, unique_meta="tenant")
 
     ours = call(pay, headers={"tenant": "a"}, **off)
@@ -572,7 +559,7 @@ def test_a_tenant_counts_also_where_uniqueness_is_switched_off(
     assert pay.apply_async(("a", 1), headers={"tenant": "a"}).outcome == "bypassed"
 
 
-def test_a_tenant_can_be_a_rule_of_the_app(app_with: Callable[..., Celery]) -> None:
+def test_a_tenant_can_be_a_rule_of_the_app(app_with):
     app = app_with(unique_default_meta="tenant", unique_idempotency_scope="app")
     pay = task_of(app)
 
@@ -584,7 +571,7 @@ def test_a_tenant_can_be_a_rule_of_the_app(app_with: Callable[..., Celery]) -> N
 
 
 @pytest.mark.parametrize("act", [lookup, release])
-def test_a_key_of_a_tenant_is_looked_up_by_the_key_of_the_result(app: Celery, act: Any) -> None:
+def test_a_key_of_a_tenant_is_looked_up_by_the_key_of_the_result(app, act):
     pay = task_of(app, unique=True, unique_meta="tenant")
     result = call(pay, headers={"tenant": "a"})
 
@@ -597,9 +584,7 @@ def test_a_key_of_a_tenant_is_looked_up_by_the_key_of_the_result(app: Celery, ac
 # -- secrets ---------------------------------------------------------------------------------------
 
 
-def test_with_a_secret_a_key_is_another_one_and_works_alike(
-    app_with: Callable[..., Celery],
-) -> None:
+def test_with_a_secret_a_key_is_another_one_and_works_alike(app_with):
     app, plain = app_with(unique_key_secret="s3cret"), make_app("memory://")
     pay = task_of(app)
 
@@ -613,7 +598,7 @@ def test_with_a_secret_a_key_is_another_one_and_works_alike(
     assert release(pay, idempotency_key=KEY)
 
 
-def test_neither_the_key_nor_the_arguments_are_in_the_store_or_the_message(app: Celery) -> None:
+def test_neither_the_key_nor_the_arguments_are_in_the_store_or_the_message(app):
     pay = task_of(app)
     call(pay, "account-of-ada", 1)
     flush(app)
@@ -627,9 +612,7 @@ def test_neither_the_key_nor_the_arguments_are_in_the_store_or_the_message(app: 
 
 
 @pytest.mark.parametrize("on_conflict", ["ignore", "reject", "replace"])
-def test_a_concealed_holder_is_not_told_by_a_finished_task_either(
-    app_with: Callable[..., Celery], on_conflict: str
-) -> None:
+def test_a_concealed_holder_is_not_told_by_a_finished_task_either(app_with, on_conflict):
     app = app_with(unique_conceal_holder=True)
     pay = task_of(app, unique=True, unique_on_conflict=on_conflict)
     with working(app):
@@ -660,9 +643,7 @@ WRONG_KEYS = {
 
 @pytest.mark.parametrize("wrong", WRONG_KEYS)
 @pytest.mark.parametrize("way", ["apply_async", "send_task", "apply", "lookup", "release"])
-def test_a_key_that_is_none_is_refused_and_leaves_nothing(
-    local_app: Celery, wrong: str, way: str
-) -> None:
+def test_a_key_that_is_none_is_refused_and_leaves_nothing(local_app, wrong, way):
     pay, key = task_of(local_app), WRONG_KEYS[wrong]
     ways: dict[str, Callable[[], Any]] = {
         "apply_async": lambda: call(pay, key=key),
@@ -683,20 +664,20 @@ def test_a_key_that_is_none_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     "key", ["k", "k" * 255, "\u00e9" * 255, "\0", " ", "{}", "a b\n", "\U0001f511"]
 )
-def test_any_text_of_1_to_255_characters_is_a_key(local_app: Celery, key: str) -> None:
+def test_any_text_of_1_to_255_characters_is_a_key(local_app, key):
     pay = task_of(local_app)
 
     assert call(pay, key=key).id == call(pay, key=key).id
     assert found(pay, idempotency_key=key)
 
 
-def test_one_text_in_two_unicode_forms_is_one_key(local_app: Celery) -> None:
+def test_one_text_in_two_unicode_forms_is_one_key(local_app):
     pay = task_of(local_app)
 
     assert call(pay, key="caf\u00e9").id == call(pay, key="cafe\u0301").id
 
 
-def test_none_is_no_key(app: Celery, pay: Any) -> None:
+def test_none_is_no_key(app, pay):
     assert call(pay, key=None).outcome == "bypassed"
 
 
@@ -723,7 +704,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_key_counts_in_every_way_to_enqueue(local_app: Celery, way: str) -> None:
+def test_a_key_counts_in_every_way_to_enqueue(local_app, way):
     pay = task_of(local_app)
 
     first = WAYS[way](pay)
@@ -737,7 +718,7 @@ def test_a_key_counts_in_every_way_to_enqueue(local_app: Celery, way: str) -> No
     assert "idempotency_key" not in repr(messages(local_app)[0].properties)
 
 
-def test_members_of_a_group_have_each_their_own_key(local_app: Celery) -> None:
+def test_members_of_a_group_have_each_their_own_key(local_app):
     pay = task_of(local_app)
     members = [pay.s("a", n).set(idempotency_key=f"k{n}") for n in range(3)]
 
@@ -747,7 +728,7 @@ def test_members_of_a_group_have_each_their_own_key(local_app: Celery) -> None:
         assert call(pay, "a", n, key=f"k{n}").deduplicated
 
 
-def test_the_links_of_a_chain_have_each_their_own_key(app: Celery, pay: Any) -> None:
+def test_the_links_of_a_chain_have_each_their_own_key(app, pay):
     with working(app):
         links = [pay.si("a", n).set(idempotency_key=f"k{n}") for n in (1, 2)]
         assert value_of(chain(*links)()) == 2
@@ -756,7 +737,7 @@ def test_the_links_of_a_chain_have_each_their_own_key(app: Celery, pay: Any) -> 
         assert call(pay, "a", 2, key="k2").holder_state == "completed"
 
 
-def test_a_sender_without_the_code_has_the_same_key(sqlite_url: str) -> None:
+def test_a_sender_without_the_code_has_the_same_key(sqlite_url):
     worker, sender = make_app(sqlite_url), make_app(sqlite_url)
     pay = task_of(worker)
 
@@ -768,7 +749,7 @@ def test_a_sender_without_the_code_has_the_same_key(sqlite_url: str) -> None:
         sender.send_task("shop.pay", ("a", 1), idempotency_key=KEY)
 
 
-def test_an_entry_of_beat_brings_its_key(local_app: Celery) -> None:
+def test_an_entry_of_beat_brings_its_key(local_app):
     task_of(local_app, unique=True, identity_strategy="caller_provided")
     local_app.conf.beat_schedule = {
         "pay": {
@@ -806,7 +787,7 @@ def pay(account): ...
 
 
 @pytest.mark.slow
-def test_celery_call_has_no_option_for_a_key_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_celery_call_has_no_option_for_a_key_and_says_what_is_missing(tmp_path):
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
 
     done = subprocess.run(
@@ -827,7 +808,7 @@ def test_celery_call_has_no_option_for_a_key_and_says_what_is_missing(tmp_path: 
 # -- eager calls -----------------------------------------------------------------------------------
 
 
-def test_eager_calls_run_and_take_no_lock(local_app: Celery) -> None:
+def test_eager_calls_run_and_take_no_lock(local_app):
     pay = task_of(local_app)
 
     results = [pay.apply(("a", n), idempotency_key=KEY) for n in (1, 2)]
@@ -837,7 +818,7 @@ def test_eager_calls_run_and_take_no_lock(local_app: Celery) -> None:
     assert locks(local_app) == []
 
 
-def test_eager_calls_without_a_key_are_refused_where_one_is_required(local_app: Celery) -> None:
+def test_eager_calls_without_a_key_are_refused_where_one_is_required(local_app):
     pay = task_of(local_app, unique=True, identity_strategy="caller_provided")
 
     with pytest.raises(IdempotencyKeyRequired):
@@ -845,9 +826,7 @@ def test_eager_calls_without_a_key_are_refused_where_one_is_required(local_app: 
     assert pay.apply(("a", 1), idempotency_key=KEY).get() == 1
 
 
-def test_eager_calls_with_locks_answer_and_differ_as_others_do(
-    app_with: Callable[..., Celery],
-) -> None:
+def test_eager_calls_with_locks_answer_and_differ_as_others_do(app_with):
     app = app_with(unique_eager=True, task_always_eager=True)
     pay = task_of(app)
 
@@ -865,11 +844,11 @@ def test_eager_calls_with_locks_answer_and_differ_as_others_do(
 # -- the tasks seed: "Error Scenarios" -------------------------------------------------------------
 
 
-def test_scenario_duplicate_submission_returns_the_existing_id(app: Celery, pay: Any) -> None:
+def test_scenario_duplicate_submission_returns_the_existing_id(app, pay):
     assert call(pay).id == call(pay).id
 
 
-def test_scenario_claimed_by_another_worker_the_second_delivery_does_not_run(app: Celery) -> None:
+def test_scenario_claimed_by_another_worker_the_second_delivery_does_not_run(app):
     """The claim is the gate: a copy of the message is not run beside the first."""
     may_end, ran = threading.Event(), []
 
@@ -898,9 +877,7 @@ def test_scenario_claimed_by_another_worker_the_second_delivery_does_not_run(app
     assert ran == [1]
 
 
-def test_scenario_a_worker_that_crashed_leaves_a_key_that_frees_itself(
-    app: Celery, pay: Any
-) -> None:
+def test_scenario_a_worker_that_crashed_leaves_a_key_that_frees_itself(app, pay):
     first = call(pay)
     flush(app)
     # What a worker tells that starts the task, and then is gone.
@@ -916,7 +893,7 @@ def test_scenario_a_worker_that_crashed_leaves_a_key_that_frees_itself(
     assert call(pay).outcome == "created"
 
 
-def test_scenario_attempts_exhausted_the_task_failed_and_its_key_is_free(app: Celery) -> None:
+def test_scenario_attempts_exhausted_the_task_failed_and_its_key_is_free(app):
     @app.task(name="flaky", bind=True, max_retries=1)
     def flaky(self: Any) -> None:
         raise self.retry(countdown=0, exc=ValueError("still no"))
@@ -931,7 +908,7 @@ def test_scenario_attempts_exhausted_the_task_failed_and_its_key_is_free(app: Ce
         again.get(timeout=10, propagate=False, interval=0.01)
 
 
-def test_scenario_storage_unavailable_the_call_fails_and_can_be_repeated() -> None:
+def test_scenario_storage_unavailable_the_call_fails_and_can_be_repeated():
     app = make_app("redis://127.0.0.1:1/0", unique_store_timeout=1)
     pay = task_of(app)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,9 +47,7 @@ def task_of(app: Celery, strategy: str | None, name: str = "shop.pay", **options
         ("retry with same params", "always_unique", 2),
     ],
 )
-def test_equal_calls_are_one_or_several_as_the_use_case_wants(
-    app: Celery, use_case: str, strategy: str, tasks: int
-) -> None:
+def test_equal_calls_are_one_or_several_as_the_use_case_wants(app, use_case, strategy, tasks):
     task = task_of(app, strategy, use_case)
 
     results = [task.delay({"id": 1}), task.delay({"id": 1})]
@@ -62,7 +59,7 @@ def test_equal_calls_are_one_or_several_as_the_use_case_wants(
 # -- STRICT ------------------------------------------------------------------------------------
 
 
-def test_strict_same_task_and_same_context_is_one_task(app: Celery) -> None:
+def test_strict_same_task_and_same_context_is_one_task(app):
     pay = task_of(app, "strict")
     context = {"payment_id": "PAY-12345", "amount": 100.00, "currency": "USD"}
 
@@ -72,13 +69,13 @@ def test_strict_same_task_and_same_context_is_one_task(app: Celery) -> None:
     assert pay.delay({**context, "payment_id": "PAY-12346"}).outcome == "created"
 
 
-def test_strict_another_task_with_the_same_context_is_another_one(app: Celery) -> None:
+def test_strict_another_task_with_the_same_context_is_another_one(app):
     pay, refund = task_of(app, "strict"), task_of(app, "strict", "shop.refund")
 
     assert pay.delay({"id": 1}).id != refund.delay({"id": 1}).id
 
 
-def test_strict_is_the_default(app: Celery) -> None:
+def test_strict_is_the_default(app):
     pay = task_of(app, None)
 
     assert pay.delay({"id": 1}).id == pay.delay({"id": 1}).id
@@ -96,7 +93,7 @@ def test_strict_is_the_default(app: Celery) -> None:
         ({"id": 1}, {"id": 1, "more": None}, False),
     ],
 )
-def test_strict_contexts_are_normalised(app: Celery, one: Any, other: Any, same: bool) -> None:
+def test_strict_contexts_are_normalised(app, one, other, same):
     pay = task_of(app, "strict")
 
     assert (pay.delay(one).id == pay.delay(other).id) is same
@@ -105,7 +102,7 @@ def test_strict_contexts_are_normalised(app: Celery, one: Any, other: Any, same:
 # -- CALLER_PROVIDED ---------------------------------------------------------------------------
 
 
-def test_caller_provided_the_key_alone_makes_the_identity(app: Celery) -> None:
+def test_caller_provided_the_key_alone_makes_the_identity(app):
     fulfil = task_of(app, "caller_provided")
     context = {"order_id": "ORD-98765", "items": [1, 2]}
 
@@ -117,7 +114,7 @@ def test_caller_provided_the_key_alone_makes_the_identity(app: Celery) -> None:
     assert other.outcome == "created"
 
 
-def test_caller_provided_the_same_key_on_another_task_is_another_one(app: Celery) -> None:
+def test_caller_provided_the_same_key_on_another_task_is_another_one(app):
     pay, refund = task_of(app, "caller_provided"), task_of(app, "caller_provided", "shop.refund")
 
     first = pay.apply_async(({},), idempotency_key="ORD-1")
@@ -134,9 +131,7 @@ def test_caller_provided_the_same_key_on_another_task_is_another_one(app: Celery
         lambda task: task.app.send_task("shop.pay", ({},)),
     ],
 )
-def test_caller_provided_a_missing_key_is_refused_and_leaves_nothing(
-    app: Celery, call: Callable[[Any], Any]
-) -> None:
+def test_caller_provided_a_missing_key_is_refused_and_leaves_nothing(app, call):
     fulfil = task_of(app, "caller_provided")
 
     with pytest.raises(IdempotencyKeyRequired):
@@ -149,7 +144,7 @@ def test_caller_provided_a_missing_key_is_refused_and_leaves_nothing(
 # -- ALWAYS_UNIQUE -----------------------------------------------------------------------------
 
 
-def test_always_unique_every_call_is_a_task(app: Celery) -> None:
+def test_always_unique_every_call_is_a_task(app):
     send = task_of(app, "always_unique")
 
     results = [send.delay({"user_id": 123, "template": "welcome"}) for _ in range(3)]
@@ -164,9 +159,7 @@ def test_always_unique_every_call_is_a_task(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_precedence_1_a_key_that_is_given_wins_over_every_strategy(
-    app: Celery, strategy: str
-) -> None:
+def test_precedence_1_a_key_that_is_given_wins_over_every_strategy(app, strategy):
     task = task_of(app, strategy)
 
     first = task.apply_async(({"id": 1},), idempotency_key="my-custom-key-12345")
@@ -179,7 +172,7 @@ def test_precedence_1_a_key_that_is_given_wins_over_every_strategy(
         task.apply_async(({"id": 2},), idempotency_key="my-custom-key-12345")
 
 
-def test_precedence_1_a_key_and_no_key_are_two_identities(app: Celery) -> None:
+def test_precedence_1_a_key_and_no_key_are_two_identities(app):
     pay = task_of(app, "strict")
 
     by_arguments = pay.delay({"id": 1})
@@ -191,9 +184,7 @@ def test_precedence_1_a_key_and_no_key_are_two_identities(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("unique", [{}, {"unique": False}])
-def test_precedence_1_a_key_makes_a_task_unique_that_is_not(
-    app: Celery, unique: dict[str, Any]
-) -> None:
+def test_precedence_1_a_key_makes_a_task_unique_that_is_not(app, unique):
     @app.task(name="plain", **unique)
     def plain(x: int) -> None: ...
 
@@ -204,7 +195,7 @@ def test_precedence_1_a_key_makes_a_task_unique_that_is_not(
     assert plain.delay(1).outcome == "bypassed"
 
 
-def test_precedence_2_without_a_key_the_tasks_strategy_decides(app: Celery) -> None:
+def test_precedence_2_without_a_key_the_tasks_strategy_decides(app):
     tasks = {strategy: task_of(app, strategy, strategy) for strategy in STRATEGIES}
 
     assert tasks["strict"].delay(1).id == tasks["strict"].delay(1).id
@@ -213,7 +204,7 @@ def test_precedence_2_without_a_key_the_tasks_strategy_decides(app: Celery) -> N
         tasks["caller_provided"].delay(1)
 
 
-def test_precedence_2_the_call_goes_over_the_task(app: Celery) -> None:
+def test_precedence_2_the_call_goes_over_the_task(app):
     pay = task_of(app, "strict")
     first = pay.delay(1)
 
@@ -222,7 +213,7 @@ def test_precedence_2_the_call_goes_over_the_task(app: Celery) -> None:
         pay.apply_async((1,), identity_strategy="caller_provided")
 
 
-def test_precedence_2_annotations_and_defaults_of_the_app_are_below_the_task() -> None:
+def test_precedence_2_annotations_and_defaults_of_the_app_are_below_the_task():
     app = make_app(
         "memory://",
         task_annotations={"annotated": {"identity_strategy": "always_unique"}},
@@ -237,7 +228,7 @@ def test_precedence_2_annotations_and_defaults_of_the_app_are_below_the_task() -
     assert strict.delay(1).id == strict.delay(1).id
 
 
-def test_a_strategy_that_does_not_exist_is_refused_with_the_nearest(local_app: Celery) -> None:
+def test_a_strategy_that_does_not_exist_is_refused_with_the_nearest(local_app):
     with pytest.raises(InvalidPolicy, match="always_unique"):
         task_of(local_app, "always_uniqe")._get_current_object()  # defined on first use
 
@@ -245,14 +236,14 @@ def test_a_strategy_that_does_not_exist_is_refused_with_the_nearest(local_app: C
 # -- "API Behavior" ----------------------------------------------------------------------------
 
 
-def test_api_a_created_task_is_told_with_its_id(app: Celery) -> None:
+def test_api_a_created_task_is_told_with_its_id(app):
     result = task_of(app, "strict").delay(1)
 
     assert (result.outcome, result.deduplicated) == ("created", False)
     assert [sent.id for sent in messages(app)] == [result.id]
 
 
-def test_api_a_duplicate_is_a_conflict_where_the_task_rejects(app: Celery) -> None:
+def test_api_a_duplicate_is_a_conflict_where_the_task_rejects(app):
     pay = task_of(app, "strict", unique_on_conflict="reject")
     first = pay.delay(1)
 
@@ -265,9 +256,7 @@ def test_api_a_duplicate_is_a_conflict_where_the_task_rejects(app: Celery) -> No
 
 @pytest.mark.parametrize("on_conflict", ["reject", "ignore"])
 @pytest.mark.parametrize("key", [{}, {"idempotency_key": "guessed"}], ids=["strict", "key"])
-def test_api_a_concealed_holder_cannot_be_probed_for(
-    app_with: Callable[..., Celery], on_conflict: str, key: dict[str, str]
-) -> None:
+def test_api_a_concealed_holder_cannot_be_probed_for(app_with, on_conflict, key):
     app = app_with(unique_conceal_holder=True)
     pay = task_of(app, "strict", unique_on_conflict=on_conflict)
     first = pay.apply_async((1,), **key)
@@ -280,7 +269,7 @@ def test_api_a_concealed_holder_cannot_be_probed_for(
     assert first.id not in f"{error!s} {error!r} {error.to_ojs()} {error.args} {vars(error)}"
 
 
-def test_api_a_missing_key_is_a_bad_request_that_says_what_to_do(app: Celery) -> None:
+def test_api_a_missing_key_is_a_bad_request_that_says_what_to_do(app):
     with pytest.raises(IdempotencyKeyRequired, match="idempotency_key") as caught:
         task_of(app, "caller_provided").delay(1)
 
@@ -297,7 +286,7 @@ def test_api_a_missing_key_is_a_bad_request_that_says_what_to_do(app: Celery) ->
 MOMENT = datetime(2026, 1, 20, 14, 7, 31, tzinfo=UTC)
 
 
-def test_pattern_1_a_key_with_a_time_bucket(app: Celery) -> None:
+def test_pattern_1_a_key_with_a_time_bucket(app):
     generate = task_of(app, "strict", "generate_report")
 
     def report(at: datetime) -> Any:
@@ -310,7 +299,7 @@ def test_pattern_1_a_key_with_a_time_bucket(app: Celery) -> None:
     assert report(MOMENT + timedelta(minutes=53)).id != first.id
 
 
-def test_pattern_2_time_among_the_arguments(app: Celery) -> None:
+def test_pattern_2_time_among_the_arguments(app):
     reconcile = task_of(app, "strict", "daily_reconciliation")
 
     def run(day: str, window: str) -> Any:
@@ -333,9 +322,7 @@ def test_pattern_2_time_among_the_arguments(app: Celery) -> None:
         ("per month", "P1M", "job-2026-01", (2026, 1, 31, 23, 59)),
     ],
 )
-def test_the_granularity_guide(
-    app: Celery, window: str, period: str, name: str, last_moment: tuple[int, ...]
-) -> None:
+def test_the_granularity_guide(app, window, period, name, last_moment):
     job = task_of(app, "strict", "job")
     last = datetime(*last_moment, 59, tzinfo=UTC)  # type: ignore[misc, arg-type]
 
@@ -352,7 +339,7 @@ def test_the_granularity_guide(
 # -- "Anti-Patterns" ---------------------------------------------------------------------------
 
 
-def test_calls_that_are_far_apart_are_one_while_the_first_still_waits(app: Celery) -> None:
+def test_calls_that_are_far_apart_are_one_while_the_first_still_waits(app):
     pay = task_of(app, "strict")
     first = pay.delay({"customer_id": 123})
 
@@ -361,7 +348,7 @@ def test_calls_that_are_far_apart_are_one_while_the_first_still_waits(app: Celer
     assert pay.delay({"customer_id": 123}).id == first.id
 
 
-def test_always_unique_makes_double_work_of_a_network_retry(app: Celery) -> None:
+def test_always_unique_makes_double_work_of_a_network_retry(app):
     pay = task_of(app, "always_unique")
 
     pay.delay({"payment_id": "PAY-123"})
@@ -377,7 +364,7 @@ def test_always_unique_makes_double_work_of_a_network_retry(app: Celery) -> None
     ("strategy", "deduplicates", "key_required"),
     [("strict", True, False), ("caller_provided", True, True), ("always_unique", False, False)],
 )
-def test_the_summary(app: Celery, strategy: str, deduplicates: bool, key_required: bool) -> None:
+def test_the_summary(app, strategy, deduplicates, key_required):
     task = task_of(app, strategy)
     options = {"idempotency_key": "k"} if key_required else {}
 
@@ -390,7 +377,7 @@ def test_the_summary(app: Celery, strategy: str, deduplicates: bool, key_require
 
 
 @pytest.mark.parametrize("strategy", ["caller_provided", "always_unique"])
-def test_a_call_without_a_key_has_no_lock_to_look_up(app: Celery, strategy: str) -> None:
+def test_a_call_without_a_key_has_no_lock_to_look_up(app, strategy):
     task = task_of(app, strategy)
 
     with pytest.raises(InvalidPolicy, match="idempotency_key"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from celery import Celery, Task, shared_task
 
 import celery_unique
 from celery_unique import InvalidPolicy, UniqueResult, UniqueTask, lookup
-from tests.support import Worker, eventually, filesystem_settings
+from tests.support import eventually, filesystem_settings
 from tests.support.app import (
     flush,
     locks,
@@ -36,7 +34,7 @@ def is_unique(task: Any) -> bool:
 # -- install ---------------------------------------------------------------------------------
 
 
-def test_install_returns_the_app_and_is_idempotent() -> None:
+def test_install_returns_the_app_and_is_idempotent():
     app = plain_app()
 
     installed = [celery_unique.install(app), celery_unique.install(app, namespace="shop")]
@@ -50,7 +48,7 @@ def test_install_returns_the_app_and_is_idempotent() -> None:
     assert app.conf.unique_namespace == "shop"
 
 
-def test_install_connects_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_connects_to_nothing(monkeypatch):
     def connect(*_: Any) -> None:
         raise AssertionError("something connects")
 
@@ -67,7 +65,7 @@ def test_install_connects_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("order", ["settings first", "install first"])
-def test_settings_given_to_install_stay_beside_those_from_an_object(order: str) -> None:
+def test_settings_given_to_install_stay_beside_those_from_an_object(order):
     app = Celery("shop", set_as_current=False)
     config = {"broker_url": "memory://", "unique_run_lease": 30}
 
@@ -82,7 +80,7 @@ def test_settings_given_to_install_stay_beside_those_from_an_object(order: str) 
     assert app.conf.broker_url == "memory://"
 
 
-def test_a_setting_that_is_changed_later_is_used_from_then_on() -> None:
+def test_a_setting_that_is_changed_later_is_used_from_then_on():
     app = make_app("memory://")
 
     @app.task(unique=True)
@@ -97,7 +95,7 @@ def test_a_setting_that_is_changed_later_is_used_from_then_on() -> None:
     assert lookup(rebuild, (7,)) is not None
 
 
-def test_tasks_of_celery_itself_are_never_unique() -> None:
+def test_tasks_of_celery_itself_are_never_unique():
     app = make_app("memory://", task_annotations={"*": {"unique": True}})
 
     first, second = (app.tasks["celery.backend_cleanup"].delay() for _ in range(2))
@@ -111,7 +109,7 @@ def test_tasks_of_celery_itself_are_never_unique() -> None:
 # -- every kind of task ------------------------------------------------------------------------
 
 
-def test_a_shared_task_is_unique_in_an_installed_app() -> None:
+def test_a_shared_task_is_unique_in_an_installed_app():
     @shared_task(name="shared.rebuild", unique=True)
     def rebuild(shop_id: int) -> None: ...
 
@@ -120,7 +118,7 @@ def test_a_shared_task_is_unique_in_an_installed_app() -> None:
     assert is_unique(app.tasks["shared.rebuild"])
 
 
-def test_a_shared_task_that_is_defined_after_the_app_is_unique_too() -> None:
+def test_a_shared_task_that_is_defined_after_the_app_is_unique_too():
     app = make_app("memory://")
     app.finalize()
 
@@ -130,7 +128,7 @@ def test_a_shared_task_that_is_defined_after_the_app_is_unique_too() -> None:
     assert is_unique(app.tasks["shared.late"])
 
 
-def test_a_task_that_was_defined_before_installing_is_unique() -> None:
+def test_a_task_that_was_defined_before_installing_is_unique():
     app = plain_app()
 
     @app.task(unique=True)
@@ -141,7 +139,7 @@ def test_a_task_that_was_defined_before_installing_is_unique() -> None:
     assert is_unique(rebuild)
 
 
-def test_a_task_that_was_used_before_installing_is_unique() -> None:
+def test_a_task_that_was_used_before_installing_is_unique():
     app = plain_app()
 
     @app.task(unique=True)
@@ -154,7 +152,7 @@ def test_a_task_that_was_used_before_installing_is_unique() -> None:
     assert is_unique(rebuild)
 
 
-def test_the_base_class_needs_no_install() -> None:
+def test_the_base_class_needs_no_install():
     app = plain_app()
 
     @app.task(base=UniqueTask, unique=True)
@@ -163,7 +161,7 @@ def test_the_base_class_needs_no_install() -> None:
     assert is_unique(rebuild)
 
 
-def test_the_base_class_for_all_tasks_of_an_app_needs_no_install() -> None:
+def test_the_base_class_for_all_tasks_of_an_app_needs_no_install():
     app = Celery("shop", task_cls="celery_unique:UniqueTask", set_as_current=False)
     app.conf.update(broker_url="memory://", task_default_queue="of-test-task-cls")
 
@@ -177,7 +175,7 @@ def test_the_base_class_for_all_tasks_of_an_app_needs_no_install() -> None:
     assert not is_unique(plain)
 
 
-def test_calls_by_name_of_the_base_class_are_unique_from_the_first_one_with_install() -> None:
+def test_calls_by_name_of_the_base_class_are_unique_from_the_first_one_with_install():
     app = plain_app()
     celery_unique.install(app)
 
@@ -189,7 +187,7 @@ def test_calls_by_name_of_the_base_class_are_unique_from_the_first_one_with_inst
     assert [each.outcome for each in results] == ["created", "deduplicated"]
 
 
-def test_an_abstract_base_class_hands_its_options_down() -> None:
+def test_an_abstract_base_class_hands_its_options_down():
     app = make_app("memory://")
 
     class OncePerShop(Task):
@@ -205,7 +203,7 @@ def test_an_abstract_base_class_hands_its_options_down() -> None:
     assert rebuild.delay(7, full=True).id == first.id
 
 
-def test_a_class_based_task_is_unique() -> None:
+def test_a_class_based_task_is_unique():
     app = make_app("memory://")
 
     class Rebuild(Task):
@@ -222,7 +220,7 @@ def test_a_class_based_task_is_unique() -> None:
     assert rebuild.delay(8).id != first.id
 
 
-def test_a_base_class_with_an_apply_async_of_its_own_keeps_it() -> None:
+def test_a_base_class_with_an_apply_async_of_its_own_keeps_it():
     app = make_app("memory://")
 
     class Tagging(Task):
@@ -237,7 +235,7 @@ def test_a_base_class_with_an_apply_async_of_its_own_keeps_it() -> None:
     assert messages(app)[0].headers["tag"] == "mine"
 
 
-def test_a_base_class_with_a_call_of_its_own_keeps_it_and_frees_the_key() -> None:
+def test_a_base_class_with_a_call_of_its_own_keeps_it_and_frees_the_key():
     app = make_app("memory://")
     called: list[tuple[Any, ...]] = []
 
@@ -257,7 +255,7 @@ def test_a_base_class_with_a_call_of_its_own_keeps_it_and_frees_the_key() -> Non
     assert called[0] == (7,)
 
 
-def test_a_bound_task_is_known_by_its_own_arguments() -> None:
+def test_a_bound_task_is_known_by_its_own_arguments():
     app = make_app("memory://")
 
     @app.task(bind=True, unique=True, unique_on="shop_id")
@@ -268,7 +266,7 @@ def test_a_bound_task_is_known_by_its_own_arguments() -> None:
     assert rebuild.delay(shop_id=7, full=True).id == first.id
 
 
-def test_a_result_class_of_the_app_is_kept() -> None:
+def test_a_result_class_of_the_app_is_kept():
     from celery.result import AsyncResult
 
     class OwnResult(AsyncResult):
@@ -301,7 +299,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_option_fails_when_the_task_is_made(name: str) -> None:
+def test_a_wrong_option_fails_when_the_task_is_made(name):
     app = plain_app()
 
     @app.task(name="shop.rebuild", **WRONG[name])
@@ -317,7 +315,7 @@ def test_a_wrong_option_fails_when_the_task_is_made(name: str) -> None:
 @pytest.mark.parametrize(
     "base", [UniqueTask, Task], ids=["base class", "defined before installing"]
 )
-def test_a_wrong_option_fails_however_the_task_is_defined(name: str, base: type) -> None:
+def test_a_wrong_option_fails_however_the_task_is_defined(name, base):
     app = plain_app()
 
     @app.task(name="shop.rebuild", base=base, **WRONG[name])
@@ -336,7 +334,7 @@ def test_a_wrong_option_fails_however_the_task_is_defined(name: str, base: type)
 
 @pytest.mark.versions
 @pytest.mark.parametrize("define", ["install", "base class", "task_cls"])
-def test_a_task_that_is_retried_automatically_keeps_its_key(define: str) -> None:
+def test_a_task_that_is_retried_automatically_keeps_its_key(define):
     app = plain_app()
     if define == "task_cls":
         app.task_cls = "celery_unique:UniqueTask"
@@ -379,9 +377,7 @@ def rebuild(shop_id):
 
 
 @pytest.mark.slow
-def test_a_real_worker_of_an_app_without_install_frees_the_key(
-    tmp_path: Path, start_worker: Callable[..., Worker]
-) -> None:
+def test_a_real_worker_of_an_app_without_install_frees_the_key(tmp_path, start_worker):
     (tmp_path / "shop_without_install.py").write_text(WITHOUT_INSTALL)
     app = plain_app(**filesystem_settings(tmp_path), task_default_queue="celery")
     app.conf.unique_store_url = f"sqlite:///{tmp_path}/locks.sqlite3"
@@ -398,7 +394,7 @@ def test_a_real_worker_of_an_app_without_install_frees_the_key(
 # -- several apps, other processes --------------------------------------------------------------
 
 
-def test_two_apps_of_one_process_have_a_store_each(tmp_path: Path) -> None:
+def test_two_apps_of_one_process_have_a_store_each(tmp_path):
     apps = [
         make_app(url)
         for url in ("memory://", "memory://", f"sqlite:///{tmp_path / 'locks.sqlite3'}")
@@ -420,7 +416,7 @@ def test_two_apps_of_one_process_have_a_store_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.versions
-def test_the_worker_of_each_of_two_apps_frees_the_keys_of_its_tasks() -> None:
+def test_the_worker_of_each_of_two_apps_frees_the_keys_of_its_tasks():
     apps = [make_app("memory://"), make_app("memory://")]
     for app in apps:
 
@@ -435,7 +431,7 @@ def test_the_worker_of_each_of_two_apps_frees_the_keys_of_its_tasks() -> None:
             assert task.delay(7).outcome == "created"
 
 
-def test_an_app_that_was_pickled_is_still_installed(tmp_path: Path) -> None:
+def test_an_app_that_was_pickled_is_still_installed(tmp_path):
     app = make_app(f"sqlite:///{tmp_path / 'locks.sqlite3'}")
 
     @app.task(name="shop.rebuild", unique=True)
@@ -472,9 +468,7 @@ HEAVY = {"redis", "sqlalchemy", "django", "psycopg", "prometheus_client"}
 
 
 @pytest.mark.slow
-def test_importing_and_installing_load_no_store_and_cost_next_to_nothing(
-    report: Callable[[str], None],
-) -> None:
+def test_importing_and_installing_load_no_store_and_cost_next_to_nothing(report):
     def run() -> list[str]:
         done = subprocess.run(
             [sys.executable, "-c", IMPORTED],
@@ -518,7 +512,7 @@ except celery_unique.DuplicateTask:
 """
 
 
-def test_the_first_duplicate_of_a_process_imports_nothing(redis_url: str) -> None:
+def test_the_first_duplicate_of_a_process_imports_nothing(redis_url):
     done = subprocess.run(
         [sys.executable, "-c", LOADED_BY_A_DUPLICATE, redis_url],
         capture_output=True,

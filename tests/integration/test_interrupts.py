@@ -224,9 +224,7 @@ def watched(frame: FrameType) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if EVERYWHERE else 120)
-def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(shop, capsys):
     done: set[Any] = set()
     number = interruptions = 0
     swallowed: list[str] = []
@@ -252,7 +250,7 @@ def test_no_call_is_swallowed_after_an_interruption_at_any_line_of_any_call(
     assert swallowed == []
 
 
-def test_no_interrupted_completion_of_a_follower_leaves_it_the_current_task() -> None:
+def test_no_interrupted_completion_of_a_follower_leaves_it_the_current_task():
     """What the thread publishes later would be its children's."""
     shop = Shop(make_app("memory://", result_backend="cache+memory://"))
     interruption = Interruption()
@@ -333,9 +331,7 @@ print(signals, swallowed)
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_no_call_is_swallowed_after_real_signals_at_random_moments(
-    redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_call_is_swallowed_after_real_signals_at_random_moments(redis_server, capsys):
     wanted = 5000 if EVERYWHERE else 200
     argv = [sys.executable, "-c", SIGNALLED, redis_server.fresh_url(), str(wanted)]
 

@@ -40,7 +40,7 @@ def app_on(store: MemoryStore) -> Celery:
     return app
 
 
-def test_what_was_told_one_way_is_told_before_a_pool_process_leaves() -> None:
+def test_what_was_told_one_way_is_told_before_a_pool_process_leaves():
     store = Slow()
     result = app_on(store).tasks["rebuild"].delay(7)
     before, _ = store.read(result.unique_key)
@@ -51,7 +51,7 @@ def test_what_was_told_one_way_is_told_before_a_pool_process_leaves() -> None:
     assert [record.tasks[result.id].state for record in (before, after)] == ["p", "w"]
 
 
-def test_a_store_that_is_down_does_not_keep_a_pool_process_from_leaving() -> None:
+def test_a_store_that_is_down_does_not_keep_a_pool_process_from_leaving():
     app = app_on(Slow(answers=False))
     app.tasks["rebuild"].delay(7)
 

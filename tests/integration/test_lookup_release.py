@@ -45,7 +45,7 @@ def found(*args: Any, **kwargs: Any) -> Lock:
 # -- what a lock tells -----------------------------------------------------------------------------
 
 
-def test_the_lock_of_a_task_that_waits(app: Celery) -> None:
+def test_the_lock_of_a_task_that_waits(app):
     rebuild = task_of(app, unique_for=600)
     result = rebuild.delay(7)
     flush(app)
@@ -74,8 +74,8 @@ def test_the_lock_of_a_task_that_waits(app: Celery) -> None:
     ("options", "state"), [({}, "available"), ({"countdown": 3600}, "scheduled")]
 )
 def test_the_lock_of_a_task_that_was_published_a_moment_ago_is_not_pending(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], state: str
-) -> None:
+    app, monkeypatch, options, state
+):
     """The store is told one way that the message is out: it may be slow to hear it."""
     rebuild, store = task_of(app), state_of(app).store
     told, confirm, flush_store = [], store.confirm, store.flush
@@ -95,9 +95,7 @@ def test_the_lock_of_a_task_that_was_published_a_moment_ago_is_not_pending(
     assert lock.expires_at - lock.created_at >= timedelta(hours=24)
 
 
-def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(
-    local_app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(local_app, monkeypatch):
     local_app.conf.unique_store_timeout = 1.5
     rebuild, store = task_of(local_app), state_of(local_app).store
     waits = []
@@ -114,9 +112,7 @@ def test_a_store_that_does_not_hear_of_the_publish_does_not_hide_the_lock(
     assert waits == [1.5]
 
 
-def test_a_lookup_does_not_wait_for_what_is_told_of_other_locks(
-    local_app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lookup_does_not_wait_for_what_is_told_of_other_locks(local_app, monkeypatch):
     rebuild, store = task_of(local_app), state_of(local_app).store
     rebuild.delay(7)
     monkeypatch.setattr(store, "confirm", lambda *_: None)
@@ -127,7 +123,7 @@ def test_a_lookup_does_not_wait_for_what_is_told_of_other_locks(
     assert lookup(rebuild, (9,)) is None
 
 
-def test_the_lock_of_a_task_with_an_eta_and_duplicates(app: Celery) -> None:
+def test_the_lock_of_a_task_with_an_eta_and_duplicates(app):
     rebuild = task_of(app)
     rebuild.apply_async((7,), countdown=3600)
     rebuild.delay(7)
@@ -144,7 +140,7 @@ def test_the_lock_of_a_task_with_an_eta_and_duplicates(app: Celery) -> None:
     assert timedelta(seconds=60) <= lock.last_duplicate_at - lock.created_at < SOON * 3
 
 
-def test_the_lock_of_a_task_that_runs_names_its_worker(app: Celery) -> None:
+def test_the_lock_of_a_task_that_runs_names_its_worker(app):
     may_end = threading.Event()
 
     @app.task(name="slow", unique=True)
@@ -165,7 +161,7 @@ def test_the_lock_of_a_task_that_runs_names_its_worker(app: Celery) -> None:
     assert abs(lock.expires_at - (lock.created_at + timedelta(seconds=60))) < SOON
 
 
-def test_the_lock_of_a_task_that_ended_within_its_window(app: Celery) -> None:
+def test_the_lock_of_a_task_that_ended_within_its_window(app):
     rebuild = task_of(app, unique_for=600, unique_states="window")
     with working(app):
         result = rebuild.delay(7)
@@ -179,7 +175,7 @@ def test_the_lock_of_a_task_that_ended_within_its_window(app: Celery) -> None:
     assert lookup(rebuild, (7,)) is None
 
 
-def test_a_lock_cannot_be_changed(local_app: Celery) -> None:
+def test_a_lock_cannot_be_changed(local_app):
     rebuild = task_of(local_app)
     rebuild.delay(7)
 
@@ -190,7 +186,7 @@ def test_a_lock_cannot_be_changed(local_app: Celery) -> None:
 # -- how it is found -------------------------------------------------------------------------------
 
 
-def test_a_lock_is_found_by_any_form_of_the_call_and_by_key(app: Celery) -> None:
+def test_a_lock_is_found_by_any_form_of_the_call_and_by_key(app):
     rebuild = task_of(app)
     result = rebuild.delay(7)
 
@@ -207,7 +203,7 @@ def test_a_lock_is_found_by_any_form_of_the_call_and_by_key(app: Celery) -> None
     assert {lock.task_id if lock else None for lock in locks} == {result.id}
 
 
-def test_a_free_key_has_no_lock(app: Celery) -> None:
+def test_a_free_key_has_no_lock(app):
     rebuild = task_of(app)
     key = rebuild.delay(7).unique_key
 
@@ -217,7 +213,7 @@ def test_a_free_key_has_no_lock(app: Celery) -> None:
     assert lookup(key=key, app=app) is None
 
 
-def test_looking_takes_and_changes_nothing(app: Celery) -> None:
+def test_looking_takes_and_changes_nothing(app):
     rebuild = task_of(app)
     rebuild.delay(7)
     flush(app)
@@ -229,7 +225,7 @@ def test_looking_takes_and_changes_nothing(app: Celery) -> None:
     assert rebuild.delay(8).outcome == "created"
 
 
-def test_a_lock_is_found_by_an_idempotency_key(app: Celery) -> None:
+def test_a_lock_is_found_by_an_idempotency_key(app):
     rebuild = task_of(app)
     result = rebuild.apply_async((7,), idempotency_key="order-7")
 
@@ -239,7 +235,7 @@ def test_a_lock_is_found_by_an_idempotency_key(app: Celery) -> None:
     assert lookup(rebuild, (7,)) is None
 
 
-def test_in_the_current_app_a_key_needs_no_app(local_app: Celery) -> None:
+def test_in_the_current_app_a_key_needs_no_app(local_app):
     rebuild = task_of(local_app)
     result = rebuild.delay(7)
 
@@ -256,7 +252,7 @@ def test_in_the_current_app_a_key_needs_no_app(local_app: Celery) -> None:
 # -- release ---------------------------------------------------------------------------------------
 
 
-def test_a_released_key_admits_the_next_call_and_the_holder_still_runs(app: Celery) -> None:
+def test_a_released_key_admits_the_next_call_and_the_holder_still_runs(app):
     ran: list[int] = []
 
     @app.task(name="count", unique=True)
@@ -276,7 +272,7 @@ def test_a_released_key_admits_the_next_call_and_the_holder_still_runs(app: Cele
         assert count.delay(7).outcome == "created"
 
 
-def test_a_holder_that_was_released_does_not_free_the_next_ones_key(app: Celery) -> None:
+def test_a_holder_that_was_released_does_not_free_the_next_ones_key(app):
     rebuild = task_of(app)
     first = rebuild.delay(7)
     release(rebuild, (7,))
@@ -290,7 +286,7 @@ def test_a_holder_that_was_released_does_not_free_the_next_ones_key(app: Celery)
         assert rebuild.delay(7).id == second.id
 
 
-def test_releasing_what_is_free_tells_so(app: Celery) -> None:
+def test_releasing_what_is_free_tells_so(app):
     rebuild = task_of(app)
     rebuild.delay(7)
 
@@ -299,7 +295,7 @@ def test_releasing_what_is_free_tells_so(app: Celery) -> None:
     assert release(rebuild, (7,)) is False
 
 
-def test_a_key_is_released_by_key_and_by_name(app: Celery) -> None:
+def test_a_key_is_released_by_key_and_by_name(app):
     rebuild = task_of(app)
     first, second = rebuild.delay(7), rebuild.delay(8)
 
@@ -342,7 +338,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("act", [lookup, release])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_use_is_a_clear_error(local_app: Celery, act: Any, wrong: str) -> None:
+def test_wrong_use_is_a_clear_error(local_app, act, wrong):
     arguments, error, says = WRONG[wrong]
     task_of(local_app)
 
@@ -353,7 +349,7 @@ def test_wrong_use_is_a_clear_error(local_app: Celery, act: Any, wrong: str) -> 
         act(**arguments, app=local_app)
 
 
-def test_headers_in_the_key_are_looked_up_by_key_alone(local_app: Celery) -> None:
+def test_headers_in_the_key_are_looked_up_by_key_alone(local_app):
     rebuild = task_of(local_app, unique_meta="tenant")
     result = rebuild.apply_async((7,), headers={"tenant": "a"})
 
@@ -363,7 +359,7 @@ def test_headers_in_the_key_are_looked_up_by_key_alone(local_app: Celery) -> Non
     assert found(key=result.unique_key, app=local_app).task_id == result.id
 
 
-def test_an_app_that_is_not_installed_is_told_what_to_do() -> None:
+def test_an_app_that_is_not_installed_is_told_what_to_do():
     app = plain_app()
 
     @app.task(name="plain")
@@ -375,14 +371,14 @@ def test_an_app_that_is_not_installed_is_told_what_to_do() -> None:
         lookup(key="1:" + "0" * 64, app=app)
 
 
-def test_an_app_without_a_store_is_told_what_to_set() -> None:
+def test_an_app_without_a_store_is_told_what_to_set():
     app = make_app(broker_url="amqp://localhost")
 
     with pytest.raises(ConfigurationError, match="unique_store_url"):
         lookup(task_of(app), (7,))
 
 
-def test_the_key_of_a_lock_is_not_shown_with_it() -> None:
+def test_the_key_of_a_lock_is_not_shown_with_it():
     """It is derived from arguments, and whoever logs a lock would log it."""
     app = make_app("memory://")
 

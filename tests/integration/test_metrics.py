@@ -35,7 +35,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return registry.get_sample_value(f"celery_unique_{name}", labels) or 0.0
 
 
-def test_calls_are_counted_by_what_became_of_them(app: Celery, registry: CollectorRegistry) -> None:
+def test_calls_are_counted_by_what_became_of_them(app, registry):
     rebuild = app.tasks["rebuild"]
 
     rebuild.delay(7)
@@ -51,7 +51,7 @@ def test_calls_are_counted_by_what_became_of_them(app: Celery, registry: Collect
     assert value(registry, "store_seconds_count", act="acquire") == 4
 
 
-def test_ends_and_lost_locks_are_counted(app: Celery, registry: CollectorRegistry) -> None:
+def test_ends_and_lost_locks_are_counted(app, registry):
     rebuild = app.tasks["rebuild"]
     lapsed = rebuild.delay(7)
     advance(app, 10 * 86_400)
@@ -65,9 +65,7 @@ def test_ends_and_lost_locks_are_counted(app: Celery, registry: CollectorRegistr
     assert value(registry, "released_total", task="rebuild", reason="completed") == 2
 
 
-def test_a_key_released_by_hand_is_counted_as_such(
-    app: Celery, registry: CollectorRegistry
-) -> None:
+def test_a_key_released_by_hand_is_counted_as_such(app, registry):
     app.tasks["rebuild"].delay(7)
 
     assert celery_unique.release("rebuild", (7,), app=app)
@@ -75,7 +73,7 @@ def test_a_key_released_by_hand_is_counted_as_such(
     assert value(registry, "released_total", task="rebuild", reason="released manually") == 1
 
 
-def test_a_store_that_does_not_answer_is_counted(app: Celery, registry: CollectorRegistry) -> None:
+def test_a_store_that_does_not_answer_is_counted(app, registry):
     class Silent(MemoryStore):
         def acquire(self, *_: object) -> None:
             raise StoreUnavailable("no answer")
@@ -89,7 +87,7 @@ def test_a_store_that_does_not_answer_is_counted(app: Celery, registry: Collecto
     assert value(registry, "store_seconds_count", act="acquire") == 1
 
 
-def test_installing_twice_counts_once(app: Celery, registry: CollectorRegistry) -> None:
+def test_installing_twice_counts_once(app, registry):
     prometheus.install(app, registry=registry)
 
     app.tasks["rebuild"].delay(7)
@@ -98,7 +96,7 @@ def test_installing_twice_counts_once(app: Celery, registry: CollectorRegistry) 
     assert value(registry, "store_seconds_count", act="acquire") == 1
 
 
-def test_a_store_that_is_open_already_is_timed_too(registry: CollectorRegistry) -> None:
+def test_a_store_that_is_open_already_is_timed_too(registry):
     app = make_app("memory://")
     store = state_of(app).store
 
@@ -108,7 +106,7 @@ def test_a_store_that_is_open_already_is_timed_too(registry: CollectorRegistry) 
     assert value(registry, "store_seconds_count", act="read") == 1
 
 
-def test_the_locks_of_another_app_are_not_counted(app: Celery, registry: CollectorRegistry) -> None:
+def test_the_locks_of_another_app_are_not_counted(app, registry):
     other = make_app("memory://")
 
     @other.task(name="rebuild", unique=True, shared=False)
@@ -119,6 +117,6 @@ def test_the_locks_of_another_app_are_not_counted(app: Celery, registry: Collect
     assert value(registry, "acquired_total", task="rebuild") == 0
 
 
-def test_an_app_without_the_library_is_told_to_install_it(registry: CollectorRegistry) -> None:
+def test_an_app_without_the_library_is_told_to_install_it(registry):
     with pytest.raises(celery_unique.ConfigurationError, match=r"celery_unique\.install"):
         prometheus.install(plain_app(), registry=registry)

@@ -30,7 +30,7 @@ def make_newer(app: Celery, task_id: str) -> dict[str, Any]:
     return dict(header)
 
 
-def test_the_header_of_a_call_is_the_pinned_one(app: Celery) -> None:
+def test_the_header_of_a_call_is_the_pinned_one(app):
     @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
     def rebuild(shop_id: int) -> None: ...
 
@@ -50,7 +50,7 @@ def test_the_header_of_a_call_is_the_pinned_one(app: Celery) -> None:
     }
 
 
-def test_a_newer_header_survives_a_retry_and_its_lock_is_held_and_given_back(app: Celery) -> None:
+def test_a_newer_header_survives_a_retry_and_its_lock_is_held_and_given_back(app):
     seen: list[dict[str, Any]] = []
 
     @app.task(name="shop.rebuild", unique=True, bind=True)
@@ -85,7 +85,7 @@ def test_a_newer_header_survives_a_retry_and_its_lock_is_held_and_given_back(app
     assert [run["header"].get("by") for run in seen] == [None, *deliveries[:2]]
 
 
-def test_a_newer_message_that_was_replaced_is_dropped_at_the_gate(app: Celery) -> None:
+def test_a_newer_message_that_was_replaced_is_dropped_at_the_gate(app):
     ran: list[int] = []
 
     @app.task(name="shop.rebuild", unique=True, unique_on="shop_id", unique_on_conflict="replace")

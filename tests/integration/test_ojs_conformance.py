@@ -109,9 +109,7 @@ def enqueue(server: JobServer) -> Enqueue:
 LIVE = ["available", "active", "retryable", "scheduled"]
 
 
-def test_a_rejected_duplicate_leaves_the_original_available(
-    server: JobServer, enqueue: Enqueue
-) -> None:
+def test_a_rejected_duplicate_leaves_the_original_available(server, enqueue):
     _, first = enqueue({"order": 1}, on_conflict="reject", states=LIVE)
 
     status, error = enqueue({"order": 1}, on_conflict="reject", states=LIVE)
@@ -121,9 +119,7 @@ def test_a_rejected_duplicate_leaves_the_original_available(
     assert server.job(first["job"]["id"]) == first
 
 
-def test_an_ignored_duplicate_answers_with_the_original(
-    server: JobServer, enqueue: Enqueue
-) -> None:
+def test_an_ignored_duplicate_answers_with_the_original(server, enqueue):
     status, first = enqueue({"user": 1}, on_conflict="ignore", states=LIVE)
     assert status == 201
 
@@ -133,7 +129,7 @@ def test_an_ignored_duplicate_answers_with_the_original(
     assert server.job(first["job"]["id"])["job"]["state"] == "available"
 
 
-def test_after_its_period_a_job_can_be_enqueued_again(server: JobServer, enqueue: Enqueue) -> None:
+def test_after_its_period_a_job_can_be_enqueued_again(server, enqueue):
     assert enqueue({"batch": 1}, on_conflict="reject", period="PT2S")[0] == 201
     assert enqueue({"batch": 1}, on_conflict="reject", period="PT2S")[0] == 409
 
@@ -142,7 +138,7 @@ def test_after_its_period_a_job_can_be_enqueued_again(server: JobServer, enqueue
     assert enqueue({"batch": 1}, on_conflict="reject", period="PT2S")[0] == 201
 
 
-def test_the_same_type_with_other_arguments_is_another_job(enqueue: Enqueue) -> None:
+def test_the_same_type_with_other_arguments_is_another_job(enqueue):
     states = ["available", "active"]
     assert enqueue({"user": 1, "do": "mail"}, on_conflict="reject", states=states)[0] == 201
     assert enqueue({"do": "mail", "user": 1}, on_conflict="reject", states=states)[0] == 409
@@ -150,9 +146,7 @@ def test_the_same_type_with_other_arguments_is_another_job(enqueue: Enqueue) -> 
     assert enqueue({"user": 2, "do": "mail"}, on_conflict="reject", states=states)[0] == 201
 
 
-def test_a_completed_job_does_not_block_where_only_available_counts(
-    server: JobServer, enqueue: Enqueue
-) -> None:
+def test_a_completed_job_does_not_block_where_only_available_counts(server, enqueue):
     _, first = enqueue({"payment": 1}, on_conflict="reject", states=["available"])
     assert server.fetch("conformance") == first["job"]["id"]
     assert server.ack(first["job"]["id"]) == "completed"
@@ -235,7 +229,7 @@ def found(document: Any, path: str) -> Any:
 if APPLICABLE:
 
     @pytest.mark.parametrize("case", APPLICABLE, ids=lambda case: case["test_id"])
-    def test_conformance_case(server: JobServer, case: dict[str, Any]) -> None:
+    def test_conformance_case(server, case):
         run = CaseRun(server)
 
         for step in case["steps"]:

@@ -32,7 +32,7 @@ def task_of(app: Celery, **options: Any) -> Any:
 # -- 1 ---------------------------------------------------------------------------------
 
 
-def test_01_an_identical_call_is_rejected(app: Celery) -> None:
+def test_01_an_identical_call_is_rejected(app):
     send = task_of(app, unique=REJECT)
     first = send.delay(42)
 
@@ -45,7 +45,7 @@ def test_01_an_identical_call_is_rejected(app: Celery) -> None:
     assert [sent.id for sent in messages(app)] == [first.id]
 
 
-def test_01_the_rejected_call_leaves_the_first_one_as_it_was(app: Celery) -> None:
+def test_01_the_rejected_call_leaves_the_first_one_as_it_was(app):
     send = task_of(app, unique=REJECT)
     first = send.delay(42)
     flush(app)
@@ -67,7 +67,7 @@ def test_01_the_rejected_call_leaves_the_first_one_as_it_was(app: Celery) -> Non
      {"unique": True, "unique_on": "user_id", "unique_on_conflict": "reject"}],
     ids=["document", "options"],
 )  # fmt: skip
-def test_02_arguments_that_are_not_named_do_not_count(app: Celery, options: dict[str, Any]) -> None:
+def test_02_arguments_that_are_not_named_do_not_count(app, options):
     send = task_of(app, **options)
     send.delay(42, template="welcome")
 
@@ -82,7 +82,7 @@ def test_02_arguments_that_are_not_named_do_not_count(app: Celery, options: dict
 # -- 3 ---------------------------------------------------------------------------------
 
 
-def test_03_after_the_period_the_same_call_is_admitted(app: Celery) -> None:
+def test_03_after_the_period_the_same_call_is_admitted(app):
     send = task_of(app, unique={**REJECT, "period": "PT1M"})
     first = send.delay(42)
 
@@ -96,9 +96,7 @@ def test_03_after_the_period_the_same_call_is_admitted(app: Celery) -> None:
     assert [sent.id for sent in messages(app)] == [first.id, again.id]
 
 
-def test_03_the_period_begins_with_the_first_call_and_not_with_a_rejected_one(
-    app: Celery,
-) -> None:
+def test_03_the_period_begins_with_the_first_call_and_not_with_a_rejected_one(app):
     send = task_of(app, unique={**REJECT, "period": "PT1M"})
     send.delay(42)
 
@@ -113,7 +111,7 @@ def test_03_the_period_begins_with_the_first_call_and_not_with_a_rejected_one(
 # -- 4 and 5 ---------------------------------------------------------------------------
 
 
-def test_04_a_completed_task_blocks_nobody_under_the_default_states(app: Celery) -> None:
+def test_04_a_completed_task_blocks_nobody_under_the_default_states(app):
     send = task_of(app, unique=REJECT)
 
     with working(app):
@@ -127,7 +125,7 @@ def test_04_a_completed_task_blocks_nobody_under_the_default_states(app: Celery)
 ALSO_COMPLETED = ["available", "active", "scheduled", "retryable", "pending", "completed"]
 
 
-def test_05_a_completed_task_blocks_where_completed_is_one_of_the_states(app: Celery) -> None:
+def test_05_a_completed_task_blocks_where_completed_is_one_of_the_states(app):
     send = task_of(app, unique={**REJECT, "states": ALSO_COMPLETED})
 
     with working(app):
@@ -140,7 +138,7 @@ def test_05_a_completed_task_blocks_where_completed_is_one_of_the_states(app: Ce
     assert (rejected.value.task_id, rejected.value.state) == (first.id, "completed")
 
 
-def test_05_it_blocks_until_its_period_has_passed(app: Celery) -> None:
+def test_05_it_blocks_until_its_period_has_passed(app):
     policy = {**REJECT, "states": ALSO_COMPLETED, "period": "P7D"}
     send = task_of(app, unique=policy)
 
@@ -156,7 +154,7 @@ def test_05_it_blocks_until_its_period_has_passed(app: Celery) -> None:
 # -- 7 ---------------------------------------------------------------------------------
 
 
-def test_07_an_ignored_call_gets_the_id_of_the_first(app: Celery) -> None:
+def test_07_an_ignored_call_gets_the_id_of_the_first(app):
     send = task_of(app, unique={**REJECT, "on_conflict": "ignore"})
     first = send.delay(42)
     flush(app)
@@ -172,7 +170,7 @@ def test_07_an_ignored_call_gets_the_id_of_the_first(app: Celery) -> None:
 # -- 8 ---------------------------------------------------------------------------------
 
 
-def test_08_with_the_queue_in_the_key_another_queue_is_other_work(app: Celery) -> None:
+def test_08_with_the_queue_in_the_key_another_queue_is_other_work(app):
     send = task_of(app, unique={"keys": ["type", "queue"], "on_conflict": "reject"})
     queue_a, queue_b = f"{app.main}-a", f"{app.main}-b"
 
@@ -188,7 +186,7 @@ def test_08_with_the_queue_in_the_key_another_queue_is_other_work(app: Celery) -
 # -- 9 ---------------------------------------------------------------------------------
 
 
-def test_09_meta_without_names_is_refused_when_the_task_is_defined(app: Celery) -> None:
+def test_09_meta_without_names_is_refused_when_the_task_is_defined(app):
     with pytest.raises(InvalidPolicy) as refused:
         task_of(app, unique={"keys": ["meta"]}).delay(42)
 
@@ -197,7 +195,7 @@ def test_09_meta_without_names_is_refused_when_the_task_is_defined(app: Celery) 
     assert messages(app) == []
 
 
-def test_09_meta_without_names_is_refused_at_the_call(app: Celery) -> None:
+def test_09_meta_without_names_is_refused_at_the_call(app):
     send = task_of(app)
 
     with pytest.raises(InvalidPolicy) as refused:
@@ -223,7 +221,7 @@ def flaky_task(app: Celery, **options: Any) -> Any:
     return flaky
 
 
-def test_10_a_task_that_waits_for_its_retry_blocks(app: Celery) -> None:
+def test_10_a_task_that_waits_for_its_retry_blocks(app):
     flaky = flaky_task(app, retry_kwargs={"countdown": 3600})
 
     with working(app):
@@ -236,7 +234,7 @@ def test_10_a_task_that_waits_for_its_retry_blocks(app: Celery) -> None:
     assert (rejected.value.task_id, rejected.value.state) == (first.id, "retryable")
 
 
-def test_10_a_task_whose_retries_are_exhausted_frees_its_key(app: Celery) -> None:
+def test_10_a_task_whose_retries_are_exhausted_frees_its_key(app):
     flaky = flaky_task(app, retry_kwargs={"countdown": 0, "max_retries": 1})
 
     with working(app):
@@ -264,7 +262,7 @@ def race(call: Callable[[], Any], callers: int) -> list[Any]:
         return list(pool.map(attempt, range(callers)))
 
 
-def test_11_of_concurrent_calls_exactly_one_is_admitted(app: Celery) -> None:
+def test_11_of_concurrent_calls_exactly_one_is_admitted(app):
     send = task_of(app, unique=REJECT)
 
     for user_id in range(20):
@@ -277,7 +275,7 @@ def test_11_of_concurrent_calls_exactly_one_is_admitted(app: Celery) -> None:
     assert len(messages(app)) == 20
 
 
-def test_11_concurrent_calls_that_ignore_all_name_the_winner(app: Celery) -> None:
+def test_11_concurrent_calls_that_ignore_all_name_the_winner(app):
     send = task_of(app, unique=True)
     winners = set()
 
@@ -295,7 +293,7 @@ def test_11_concurrent_calls_that_ignore_all_name_the_winner(app: Celery) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
-def test_a_document_without_keys_counts_the_type_alone_and_rejects(app: Celery) -> None:
+def test_a_document_without_keys_counts_the_type_alone_and_rejects(app):
     send = task_of(app, unique={})
     send.delay(1)
 

@@ -69,17 +69,13 @@ def app() -> Celery:
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_unique_task_whose_messages_are_collected_is_refused_at_the_decorator(
-    app: Celery, base: Any
-) -> None:
+def test_a_unique_task_whose_messages_are_collected_is_refused_at_the_decorator(app, base):
     with pytest.raises(InvalidPolicy, match=REFUSED):
         app.task(name="shop.index", base=base(), unique=True, flush_every=2)(body)
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_unique_task_whose_messages_are_collected_is_refused_as_a_class(
-    app: Celery, base: Any
-) -> None:
+def test_a_unique_task_whose_messages_are_collected_is_refused_as_a_class(app, base):
     cls = type("Index", (base(),), {"name": "shop.index", "run": body, "unique": True})
 
     with pytest.raises(InvalidPolicy, match=REFUSED):
@@ -88,9 +84,7 @@ def test_a_unique_task_whose_messages_are_collected_is_refused_as_a_class(
 
 @pytest.mark.parametrize("options", [{"unique": True}, {"idempotency_key": "k"}])
 @pytest.mark.parametrize("base", BASES)
-def test_a_unique_call_of_a_task_whose_messages_are_collected_is_refused(
-    app: Celery, base: Any, options: dict[str, Any]
-) -> None:
+def test_a_unique_call_of_a_task_whose_messages_are_collected_is_refused(app, base, options):
     task = app.task(name="shop.index", base=base())(body)
 
     with pytest.raises(InvalidPolicy, match=REFUSED):
@@ -101,13 +95,13 @@ def test_a_unique_call_of_a_task_whose_messages_are_collected_is_refused(
     assert len(messages(app)) == 1
 
 
-def test_any_other_strategy_is_warned_about(app: Celery) -> None:
+def test_any_other_strategy_is_warned_about(app):
     policy_module._warned.clear()
     with pytest.warns(UniquePolicyWarning, match="shop.count has a Strategy of its own"):
         app.task(name="shop.count", base=Counting, unique=True)(body).delay(7)
 
 
-def test_tasks_with_the_strategy_of_celery_are_not_warned_about(app: Celery) -> None:
+def test_tasks_with_the_strategy_of_celery_are_not_warned_about(app):
     policy_module._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UniquePolicyWarning)

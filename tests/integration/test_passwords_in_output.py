@@ -45,9 +45,7 @@ EXAMINED = (URLS[0], URLS[7], URLS[11])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", URLS)
-def test_no_part_of_a_password_is_ever_shown(
-    url: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_part_of_a_password_is_ever_shown(url, caplog, capsys):
     caplog.set_level(logging.DEBUG)
     shown = {}
     for password in PASSWORDS:

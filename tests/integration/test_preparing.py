@@ -22,7 +22,7 @@ from celery_unique.header import HEADER
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores.redis import connections
 from celery_unique.stores.redis import store as redis_store
-from tests.support import RedisServer, TcpProxy, eventually
+from tests.support import RedisServer, eventually
 from tests.support.app import flush, locks, make_app, messages, plain_app
 
 pytestmark = pytest.mark.server
@@ -81,7 +81,7 @@ class Steps:
         return list(self.seen)
 
 
-def test_the_message_is_made_between_question_and_answer(app: Celery) -> None:
+def test_the_message_is_made_between_question_and_answer(app):
     rebuild = task_of(app)
     steps = Steps(app)
 
@@ -91,7 +91,7 @@ def test_the_message_is_made_between_question_and_answer(app: Celery) -> None:
     assert sent.headers[HEADER]["at"] > 0
 
 
-def test_a_duplicate_is_not_sent_and_the_next_one_is_not_even_made(app: Celery) -> None:
+def test_a_duplicate_is_not_sent_and_the_next_one_is_not_even_made(app):
     rebuild = task_of(app)
     first = rebuild.delay(7)
     steps = Steps(app)
@@ -102,7 +102,7 @@ def test_a_duplicate_is_not_sent_and_the_next_one_is_not_even_made(app: Celery) 
     assert len(messages(app)) == 1
 
 
-def test_a_key_that_is_free_again_is_asked_for_in_two_steps_again(app: Celery) -> None:
+def test_a_key_that_is_free_again_is_asked_for_in_two_steps_again(app):
     rebuild = task_of(app)
     rebuild.delay(7)
     rebuild.delay(7)
@@ -119,9 +119,7 @@ def test_a_key_that_is_free_again_is_asked_for_in_two_steps_again(app: Celery) -
     [({"unique_on_conflict": "replace"}, {}), ({}, {"countdown": 60})],
     ids=["replacing", "delayed"],
 )
-def test_what_depends_on_the_answer_is_made_after_it(
-    app: Celery, options: dict[str, Any], call: dict[str, Any]
-) -> None:
+def test_what_depends_on_the_answer_is_made_after_it(app, options, call):
     rebuild = task_of(app, **options)
     steps = Steps(app)
 
@@ -130,9 +128,7 @@ def test_what_depends_on_the_answer_is_made_after_it(
     assert made == ["ask and hear", "make", "send"]
 
 
-def test_a_duplicate_does_not_wait_for_a_result_under_its_own_id(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_duplicate_does_not_wait_for_a_result_under_its_own_id(app, monkeypatch):
     """With Redis results that would be a subscription that nobody ends."""
     rebuild = task_of(app)
     awaited: list[str] = []
@@ -145,7 +141,7 @@ def test_a_duplicate_does_not_wait_for_a_result_under_its_own_id(
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_a_message_that_cannot_be_made_leaves_nothing_behind(app: Celery, held: bool) -> None:
+def test_a_message_that_cannot_be_made_leaves_nothing_behind(app, held):
     rebuild = task_of(app)
     if held:
         rebuild.delay(7)
@@ -167,7 +163,7 @@ def test_a_message_that_cannot_be_made_leaves_nothing_behind(app: Celery, held: 
     assert len(messages(app)) == (1 if held else 0)
 
 
-def test_a_publish_that_fails_after_the_answer_gives_the_lock_back(app: Celery) -> None:
+def test_a_publish_that_fails_after_the_answer_gives_the_lock_back(app):
     rebuild = task_of(app)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -182,7 +178,7 @@ def test_a_publish_that_fails_after_the_answer_gives_the_lock_back(app: Celery) 
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_headers_that_somebody_copies_on_the_way_lose_nothing(redis_server: RedisServer) -> None:
+def test_headers_that_somebody_copies_on_the_way_lose_nothing(redis_server):
     """As monitoring libraries do, which wrap ``send_task`` of the class."""
     app = plain_app()
     original = app.send_task
@@ -204,8 +200,8 @@ def test_headers_that_somebody_copies_on_the_way_lose_nothing(redis_server: Redi
 
 
 def test_a_message_that_is_not_made_by_celery_is_sent_without_a_lock_once_and_says_so(
-    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+    redis_server, caplog
+):
     """From then on the header is given to ``send_task``, which may know what to do with it."""
     app = plain_app()
     sent: list[tuple[str, Any]] = []
@@ -248,7 +244,7 @@ def retrying(app: Celery, redis_server: RedisServer, on: type[Exception]) -> Any
     return task_of(app)
 
 
-def test_a_publish_that_somebody_tries_again_has_its_header(redis_server: RedisServer) -> None:
+def test_a_publish_that_somebody_tries_again_has_its_header(redis_server):
     app = plain_app()
     rebuild = retrying(app, redis_server, OperationalError)
     send, failures = app.amqp.send_task_message, [OperationalError("broker")]
@@ -266,7 +262,7 @@ def test_a_publish_that_somebody_tries_again_has_its_header(redis_server: RedisS
     state_of(app).store.close()
 
 
-def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server: RedisServer) -> None:
+def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server):
     app = plain_app()
     rebuild = retrying(app, redis_server, Exception)
 
@@ -278,7 +274,7 @@ def test_a_duplicate_that_somebody_tries_again_is_still_one(redis_server: RedisS
 
 
 @pytest.mark.parametrize("way", ["a plain tuple", "nobody may set it"])
-def test_messages_of_an_amqp_class_of_the_users_own(redis_server: RedisServer, way: str) -> None:
+def test_messages_of_an_amqp_class_of_the_users_own(redis_server, way):
     class Own(AMQP):
         if way == "a plain tuple":
 
@@ -308,7 +304,7 @@ def test_messages_of_an_amqp_class_of_the_users_own(redis_server: RedisServer, w
     state_of(app).store.close()
 
 
-def test_a_call_that_is_made_while_another_one_is_being_made(app: Celery) -> None:
+def test_a_call_that_is_made_while_another_one_is_being_made(app):
     """By a router, or by a receiver of a signal: each waits for its own answer."""
     rebuild = task_of(app)
     inner: list[Any] = []
@@ -328,7 +324,7 @@ def test_a_call_that_is_made_while_another_one_is_being_made(app: Celery) -> Non
     }
 
 
-def test_receivers_of_before_task_publish_see_the_header(app: Celery) -> None:
+def test_receivers_of_before_task_publish_see_the_header(app):
     rebuild = task_of(app)
     seen: list[Any] = []
 
@@ -347,9 +343,7 @@ def test_receivers_of_before_task_publish_see_the_header(app: Celery) -> None:
 # -- the store in between ------------------------------------------------------------------
 
 
-def test_a_server_that_has_forgotten_the_script_is_told_it_again(
-    app: Celery, redis_server: RedisServer
-) -> None:
+def test_a_server_that_has_forgotten_the_script_is_told_it_again(app, redis_server):
     rebuild = task_of(app)
     rebuild.delay(1)
     flush(app)
@@ -364,9 +358,7 @@ def test_a_server_that_has_forgotten_the_script_is_told_it_again(
 
 
 @pytest.mark.parametrize("half", ["replies", "requests"])
-def test_an_answer_that_was_cut_off_is_asked_for_again(
-    redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy], half: str
-) -> None:
+def test_an_answer_that_was_cut_off_is_asked_for_again(redis_server, start_proxy, half):
     proxy = start_proxy(redis_server.port)
     app = make_app(proxy.url_of(redis_server.fresh_url()))
     rebuild = task_of(app)
@@ -391,8 +383,8 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(
 
 
 def test_an_answer_that_does_not_come_is_an_error_in_time_and_leaves_no_lock(
-    redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy]
-) -> None:
+    redis_server, start_proxy
+):
     proxy = start_proxy(redis_server.port)
     app = make_app(proxy.url_of(redis_server.fresh_url()), unique_store_timeout=1)
     rebuild = task_of(app)
@@ -418,8 +410,8 @@ def test_an_answer_that_does_not_come_is_an_error_in_time_and_leaves_no_lock(
 
 @pytest.mark.parametrize("way", ["in two steps", "in one step"])
 def test_a_time_limit_while_the_answer_is_awaited_is_raised_and_frees_the_key(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+    app, monkeypatch, way
+):
     """Celery's soft time limit is raised wherever the body happens to be."""
     rebuild = task_of(app)
     rebuild.delay(0)
@@ -445,9 +437,7 @@ def test_a_time_limit_while_the_answer_is_awaited_is_raised_and_frees_the_key(
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_a_time_limit_after_the_answer_leaves_nobody_the_reply_of_another(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_limit_after_the_answer_leaves_nobody_the_reply_of_another(app, monkeypatch):
     """The connection is idle by then, and may be in use by another thread."""
     rebuild = task_of(app)
     rebuild.delay(0)

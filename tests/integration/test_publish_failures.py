@@ -67,9 +67,7 @@ def raising(error: BaseException, times: int = 1) -> Callable[[Send], Send]:
     [OperationalError("broker"), OSError("network"), KeyboardInterrupt(), SystemExit(1)],
     ids=lambda error: type(error).__name__,
 )
-def test_a_publish_that_raises_gives_the_lock_back_and_raises_on(
-    app: Celery, error: BaseException
-) -> None:
+def test_a_publish_that_raises_gives_the_lock_back_and_raises_on(app, error):
     rebuild = task_of(app)
     replace_publish(app, raising(error))
 
@@ -83,7 +81,7 @@ def test_a_publish_that_raises_gives_the_lock_back_and_raises_on(
 
 
 @pytest.mark.parametrize("broker", ["amqp", "redis"])
-def test_a_broker_that_is_not_there_leaves_no_lock(broker: str) -> None:
+def test_a_broker_that_is_not_there_leaves_no_lock(broker):
     app = make_app("memory://", broker_url=f"{broker}://{HOST}:{free_port()}")
     rebuild = task_of(app)
 
@@ -93,7 +91,7 @@ def test_a_broker_that_is_not_there_leaves_no_lock(broker: str) -> None:
     assert locks(app) == []
 
 
-def test_an_argument_that_cannot_be_sent_leaves_no_lock(app: Celery) -> None:
+def test_an_argument_that_cannot_be_sent_leaves_no_lock(app):
     rebuild = task_of(app, unique_on="shop_id")
 
     with pytest.raises(EncodeError):
@@ -104,7 +102,7 @@ def test_an_argument_that_cannot_be_sent_leaves_no_lock(app: Celery) -> None:
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_an_argument_that_makes_no_key_is_named_and_leaves_no_lock(app: Celery) -> None:
+def test_an_argument_that_makes_no_key_is_named_and_leaves_no_lock(app):
     rebuild = task_of(app)
 
     with pytest.raises(UniqueKeyError, match=r"payload.*unique_key=") as raised:
@@ -115,7 +113,7 @@ def test_an_argument_that_makes_no_key_is_named_and_leaves_no_lock(app: Celery) 
     assert messages(app) == []
 
 
-def test_a_message_that_went_out_although_its_publish_raised_is_dropped(app: Celery) -> None:
+def test_a_message_that_went_out_although_its_publish_raised_is_dropped(app):
     ran: list[str] = []
 
     @app.task(name="shop.rebuild", unique=True, bind=True)
@@ -175,9 +173,7 @@ def background() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_a_duplicate_of_a_slow_publish_is_answered_with_a_task_that_is_published(
-    app: Celery, background: ThreadPoolExecutor
-) -> None:
+def test_a_duplicate_of_a_slow_publish_is_answered_with_a_task_that_is_published(app, background):
     rebuild = task_of(app)
     slow = SlowPublish(app)
     first = background.submit(rebuild.delay, 7)
@@ -191,9 +187,7 @@ def test_a_duplicate_of_a_slow_publish_is_answered_with_a_task_that_is_published
     assert published == [again.id]
 
 
-def test_two_messages_of_a_helped_task_run_its_body_once(
-    app: Celery, background: ThreadPoolExecutor
-) -> None:
+def test_two_messages_of_a_helped_task_run_its_body_once(app, background):
     ran: list[str] = []
 
     @app.task(name="shop.rebuild", unique=True, bind=True)
@@ -216,9 +210,7 @@ def test_two_messages_of_a_helped_task_run_its_body_once(
     assert ran == [again.id, marker.id]
 
 
-def test_a_duplicate_of_a_slow_publish_does_not_cut_off_the_chain_behind_it(
-    app: Celery, background: ThreadPoolExecutor
-) -> None:
+def test_a_duplicate_of_a_slow_publish_does_not_cut_off_the_chain_behind_it(app, background):
     """A copy of its first link would run in its place, without the rest of the chain."""
     ran: list[str] = []
 
@@ -247,9 +239,7 @@ def test_a_duplicate_of_a_slow_publish_does_not_cut_off_the_chain_behind_it(
     assert ran == ["announce"]
 
 
-def test_a_duplicate_is_not_lost_when_the_first_publish_fails_after_all(
-    app: Celery, background: ThreadPoolExecutor
-) -> None:
+def test_a_duplicate_is_not_lost_when_the_first_publish_fails_after_all(app, background):
     rebuild = task_of(app)
     slow = SlowPublish(app)
     slow.error = OperationalError("broker")
@@ -267,9 +257,7 @@ def test_a_duplicate_is_not_lost_when_the_first_publish_fails_after_all(
         assert value_of(again) == 7
 
 
-def test_a_duplicate_whose_holder_fails_to_publish_meanwhile_is_published_itself(
-    app: Celery, background: ThreadPoolExecutor
-) -> None:
+def test_a_duplicate_whose_holder_fails_to_publish_meanwhile_is_published_itself(app, background):
     rebuild = task_of(app)
     slow = SlowPublish(app)
     slow.error = OperationalError("broker")
@@ -299,9 +287,7 @@ DIES = """
 """
 
 
-def test_a_call_is_not_swallowed_by_a_caller_that_died_before_it_published(
-    sqlite_url: str,
-) -> None:
+def test_a_call_is_not_swallowed_by_a_caller_that_died_before_it_published(sqlite_url):
     died = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(DIES), sqlite_url], cwd=REPOSITORY, timeout=60
     )
@@ -375,8 +361,8 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def test_a_store_that_is_down_gives_a_clear_error_in_bounded_time(
-    url_of_a_store_that_is_down: str, store_errors: list[dict[str, Any]]
-) -> None:
+    url_of_a_store_that_is_down, store_errors
+):
     app = make_app(url_of_a_store_that_is_down, unique_store_timeout=TIMEOUT_S)
     rebuild = task_of(app)
 
@@ -398,8 +384,8 @@ def test_a_store_that_is_down_gives_a_clear_error_in_bounded_time(
 
 
 def test_with_publish_on_store_error_the_call_is_published_without_a_lock(
-    url_of_a_store_that_is_down: str, store_errors: list[dict[str, Any]]
-) -> None:
+    url_of_a_store_that_is_down, store_errors
+):
     app = make_app(
         url_of_a_store_that_is_down, unique_store_timeout=TIMEOUT_S, unique_on_store_error="publish"
     )
@@ -421,9 +407,7 @@ def assert_not_asked(took: list[float]) -> None:
     assert max(others) < TIMEOUT_S / 2, took
 
 
-def test_after_two_time_outs_the_store_is_left_alone_for_a_while(
-    black_hole: int, store_errors: list[dict[str, Any]]
-) -> None:
+def test_after_two_time_outs_the_store_is_left_alone_for_a_while(black_hole, store_errors):
     app = make_app(f"redis://{HOST}:{black_hole}", unique_store_timeout=TIMEOUT_S)
     rebuild = task_of(app)
 
@@ -434,9 +418,7 @@ def test_after_two_time_outs_the_store_is_left_alone_for_a_while(
     assert [told["act"] for told in store_errors] == ["acquire"] * 5
 
 
-def test_calls_that_are_published_without_a_store_do_not_wait_for_it_either(
-    black_hole: int,
-) -> None:
+def test_calls_that_are_published_without_a_store_do_not_wait_for_it_either(black_hole):
     app = make_app(
         f"redis://{HOST}:{black_hole}",
         unique_store_timeout=TIMEOUT_S,
@@ -455,7 +437,7 @@ def test_calls_that_are_published_without_a_store_do_not_wait_for_it_either(
     assert len(messages(app)) == 5
 
 
-def test_calls_that_did_not_ask_the_store_leave_nothing_to_give_back(black_hole: int) -> None:
+def test_calls_that_did_not_ask_the_store_leave_nothing_to_give_back(black_hole):
     app = make_app(f"redis://{HOST}:{black_hole}", unique_store_timeout=TIMEOUT_S)
     rebuild = task_of(app)
 
@@ -475,9 +457,7 @@ def proxied(redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy]) -
     state_of(app).store.close()
 
 
-def test_the_store_is_asked_again_when_the_while_is_over(
-    proxied: tuple[TcpProxy, Celery], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_is_asked_again_when_the_while_is_over(proxied, monkeypatch):
     monkeypatch.setattr(breaker, "OPEN_FOR_S", 0.3)
     proxy, app = proxied
     rebuild = task_of(app)
@@ -491,9 +471,7 @@ def test_the_store_is_asked_again_when_the_while_is_over(
     assert result.outcome == "created"
 
 
-def test_a_lock_that_a_timed_out_call_may_have_taken_is_given_back(
-    proxied: tuple[TcpProxy, Celery],
-) -> None:
+def test_a_lock_that_a_timed_out_call_may_have_taken_is_given_back(proxied):
     proxy, app = proxied
     rebuild = task_of(app)
     rebuild.delay(1)  # connected, and the script is known
@@ -508,9 +486,7 @@ def test_a_lock_that_a_timed_out_call_may_have_taken_is_given_back(
     assert {sent.args[0] for sent in messages(app)} == {1, 7}
 
 
-def test_a_call_published_after_a_time_out_is_not_dropped_although_it_had_the_lock(
-    proxied: tuple[TcpProxy, Celery],
-) -> None:
+def test_a_call_published_after_a_time_out_is_not_dropped_although_it_had_the_lock(proxied):
     proxy, app = proxied
     app.conf.unique_on_store_error = "publish"
     rebuild = task_of(app)
@@ -526,7 +502,7 @@ def test_a_call_published_after_a_time_out_is_not_dropped_although_it_had_the_lo
         assert value_of(result) == 7
 
 
-def test_giving_back_is_repeated_until_the_store_answers(proxied: tuple[TcpProxy, Celery]) -> None:
+def test_giving_back_is_repeated_until_the_store_answers(proxied):
     proxy, app = proxied
     rebuild = task_of(app)
 

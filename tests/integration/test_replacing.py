@@ -98,7 +98,7 @@ REPLACING = ["replace", "replace_except_schedule"]
 
 
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
-def test_06_the_original_is_cancelled_and_the_new_one_is_enqueued(app: Celery) -> None:
+def test_06_the_original_is_cancelled_and_the_new_one_is_enqueued(app):
     """The steps of the specification's case L4-UNIQ-003."""
     policy = {
         "keys": ["type"],
@@ -130,9 +130,7 @@ def test_06_the_original_is_cancelled_and_the_new_one_is_enqueued(app: Celery) -
 # -- what the call hears -----------------------------------------------------------------
 
 
-def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(
-    app: Celery, superseded: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(app, superseded, caplog):
     shop = Shop(app, unique_on_conflict="replace")
     first = shop.call(1)
     acquired: list[str] = []
@@ -153,7 +151,7 @@ def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(
     assert [sent.id for sent in messages(app)] == [first.id, second.id]
 
 
-def test_whoever_waits_for_a_replaced_task_hears_of_it_at_once(app: Celery) -> None:
+def test_whoever_waits_for_a_replaced_task_hears_of_it_at_once(app):
     shop = Shop(app, unique_on_conflict="replace")
     first = shop.call(1)
 
@@ -163,7 +161,7 @@ def test_whoever_waits_for_a_replaced_task_hears_of_it_at_once(app: Celery) -> N
         value_of(first)
 
 
-def test_a_task_without_results_is_replaced_without_one(app: Celery) -> None:
+def test_a_task_without_results_is_replaced_without_one(app):
     shop = Shop(app, unique_on_conflict="replace", ignore_result=True)
     first = shop.call(1)
 
@@ -172,9 +170,7 @@ def test_a_task_without_results_is_replaced_without_one(app: Celery) -> None:
     assert app.AsyncResult(first.id).state == "PENDING"
 
 
-def test_a_result_backend_that_fails_does_not_fail_the_call(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_result_backend_that_fails_does_not_fail_the_call(app, monkeypatch, caplog):
     shop = Shop(app, unique_on_conflict="replace")
     shop.call(1)
 
@@ -194,9 +190,7 @@ def test_a_result_backend_that_fails_does_not_fail_the_call(
 
 @pytest.mark.parametrize("strategy", REPLACING)
 @pytest.mark.parametrize(("countdown", "state"), [(None, "available"), (600, "scheduled")])
-def test_a_holder_that_waits_is_replaced(
-    app: Celery, strategy: str, countdown: float | None, state: str
-) -> None:
+def test_a_holder_that_waits_is_replaced(app, strategy, countdown, state):
     shop = Shop(app, unique_on_conflict=strategy)
     first = shop.call(1, countdown=countdown)
     assert shop.holder.state == state
@@ -209,9 +203,7 @@ def test_a_holder_that_waits_is_replaced(
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_a_pending_holder_is_replaced_and_its_message_is_dropped(
-    app: Celery, background: ThreadPoolExecutor, strategy: str
-) -> None:
+def test_a_pending_holder_is_replaced_and_its_message_is_dropped(app, background, strategy):
     shop = Shop(app, unique_on_conflict=strategy)
     shop.may_end.set()
     slow = SlowPublish(app)
@@ -230,7 +222,7 @@ def test_a_pending_holder_is_replaced_and_its_message_is_dropped(
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_a_holder_that_waits_for_its_retry_is_replaced(app: Celery, strategy: str) -> None:
+def test_a_holder_that_waits_for_its_retry_is_replaced(app, strategy):
     shop = Shop(app, unique_on_conflict=strategy)
     shop.retries = True
     shop.may_end.set()
@@ -250,7 +242,7 @@ def test_a_holder_that_waits_for_its_retry_is_replaced(app: Celery, strategy: st
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_an_active_holder_rejects_and_says_why(app: Celery, strategy: str) -> None:
+def test_an_active_holder_rejects_and_says_why(app, strategy):
     shop = Shop(app, unique_on_conflict=strategy)
 
     with working(app):
@@ -268,7 +260,7 @@ def test_an_active_holder_rejects_and_says_why(app: Celery, strategy: str) -> No
     assert shop.ran == [1]
 
 
-def test_with_concealed_holders_the_reason_does_not_tell_the_holders_state() -> None:
+def test_with_concealed_holders_the_reason_does_not_tell_the_holders_state():
     app = make_app("memory://", unique_conceal_holder=True)
     shop = Shop(app, unique_on_conflict="replace")
 
@@ -287,7 +279,7 @@ def test_with_concealed_holders_the_reason_does_not_tell_the_holders_state() -> 
     assert while_it_runs.value.reason == "what holds it cannot be replaced"
 
 
-def test_until_start_a_call_waits_beside_the_active_task_and_is_replaced(app: Celery) -> None:
+def test_until_start_a_call_waits_beside_the_active_task_and_is_replaced(app):
     shop = Shop(app, unique_on_conflict="replace", unique_states="until_start")
 
     with working(app):
@@ -303,7 +295,7 @@ def test_until_start_a_call_waits_beside_the_active_task_and_is_replaced(app: Ce
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_an_ended_holder_that_is_kept_is_not_in_the_way(app: Celery, strategy: str) -> None:
+def test_an_ended_holder_that_is_kept_is_not_in_the_way(app, strategy):
     shop = Shop(app, unique_on_conflict=strategy, unique_states="window", unique_for=600)
     shop.may_end.set()
 
@@ -316,7 +308,7 @@ def test_an_ended_holder_that_is_kept_is_not_in_the_way(app: Celery, strategy: s
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_a_call_with_the_holders_own_id_cannot_replace_it(app: Celery, strategy: str) -> None:
+def test_a_call_with_the_holders_own_id_cannot_replace_it(app, strategy):
     shop = Shop(app, unique_on_conflict=strategy)
     shop.call(1, task_id="order-7")
 
@@ -329,7 +321,7 @@ def test_a_call_with_the_holders_own_id_cannot_replace_it(app: Celery, strategy:
 # -- schedules ---------------------------------------------------------------------------
 
 
-def test_the_message_carries_the_schedule_that_is_kept(app: Celery) -> None:
+def test_the_message_carries_the_schedule_that_is_kept(app):
     shop = Shop(app, unique_on_conflict="replace_except_schedule")
     eta = datetime.now(UTC) + timedelta(hours=1)
     shop.call(1, eta=eta)
@@ -345,7 +337,7 @@ def test_the_message_carries_the_schedule_that_is_kept(app: Celery) -> None:
     assert abs(shop.holder.eta - eta) < timedelta(seconds=5)
 
 
-def test_without_a_schedule_to_keep_it_is_as_replace(app: Celery) -> None:
+def test_without_a_schedule_to_keep_it_is_as_replace(app):
     shop = Shop(app, unique_on_conflict="replace_except_schedule")
     shop.call(1)
 
@@ -355,7 +347,7 @@ def test_without_a_schedule_to_keep_it_is_as_replace(app: Celery) -> None:
     assert shop.holder.state == "scheduled"
 
 
-def test_replace_brings_a_scheduled_task_forward(app: Celery) -> None:
+def test_replace_brings_a_scheduled_task_forward(app):
     shop = Shop(app, unique_on_conflict="replace")
     shop.call(1, countdown=600)
 
@@ -369,9 +361,7 @@ def test_replace_brings_a_scheduled_task_forward(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("strategy", REPLACING)
-def test_a_replacement_that_cannot_be_published_leaves_the_old_holder(
-    app: Celery, superseded: list[dict[str, Any]], strategy: str
-) -> None:
+def test_a_replacement_that_cannot_be_published_leaves_the_old_holder(app, superseded, strategy):
     shop = Shop(app, unique_on_conflict=strategy)
     shop.may_end.set()
     first = shop.call(1)
@@ -388,9 +378,7 @@ def test_a_replacement_that_cannot_be_published_leaves_the_old_holder(
     assert shop.ran == [1]
 
 
-def test_a_confirm_that_the_store_did_not_hear_is_told_later(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirm_that_the_store_did_not_hear_is_told_later(app, monkeypatch):
     """Else the old task, which callers were told is revoked, would run after the grace."""
     shop = Shop(app, unique_on_conflict="replace")
     first = shop.call(1)
@@ -424,7 +412,7 @@ def lands_and_raises(original: Callable[..., Any]) -> Callable[..., Any]:
     return send
 
 
-def test_a_replacement_that_landed_although_its_publish_raised_does_not_run(app: Celery) -> None:
+def test_a_replacement_that_landed_although_its_publish_raised_does_not_run(app):
     shop = Shop(app, unique_on_conflict="replace")
     shop.may_end.set()
     first = shop.call(1)
@@ -439,7 +427,7 @@ def test_a_replacement_that_landed_although_its_publish_raised_does_not_run(app:
     assert shop.ran == [1]
 
 
-def test_a_successor_that_cannot_be_published_leaves_the_older_one(app: Celery) -> None:
+def test_a_successor_that_cannot_be_published_leaves_the_older_one(app):
     shop = Shop(app, unique_on_conflict="rerun")
 
     with working(app):
@@ -458,9 +446,7 @@ def test_a_successor_that_cannot_be_published_leaves_the_older_one(app: Celery) 
 # -- rerun -------------------------------------------------------------------------------
 
 
-def test_one_running_plus_one_queued_with_the_newest_arguments(
-    app: Celery, superseded: list[dict[str, Any]]
-) -> None:
+def test_one_running_plus_one_queued_with_the_newest_arguments(app, superseded):
     shop = Shop(app, unique_on_conflict="rerun")
 
     with working(app):
@@ -480,9 +466,7 @@ def test_one_running_plus_one_queued_with_the_newest_arguments(
 
 
 @pytest.mark.parametrize("countdown", [None, 600])
-def test_rerun_of_a_holder_that_has_not_started_is_its_duplicate(
-    app: Celery, countdown: float | None
-) -> None:
+def test_rerun_of_a_holder_that_has_not_started_is_its_duplicate(app, countdown):
     shop = Shop(app, unique_on_conflict="rerun")
     first = shop.call(1, countdown=countdown)
 
@@ -491,7 +475,7 @@ def test_rerun_of_a_holder_that_has_not_started_is_its_duplicate(
     assert (second.id, second.outcome, second.deduplicated) == (first.id, "deduplicated", True)
 
 
-def test_rerun_of_an_ended_holder_that_is_kept_is_its_duplicate(app: Celery) -> None:
+def test_rerun_of_an_ended_holder_that_is_kept_is_its_duplicate(app):
     shop = Shop(app, unique_on_conflict="rerun", unique_states="window", unique_for=600)
     shop.may_end.set()
 
@@ -504,7 +488,7 @@ def test_rerun_of_an_ended_holder_that_is_kept_is_its_duplicate(app: Celery) -> 
     assert (second.id, second.holder_state) == (first.id, "completed")
 
 
-def test_a_task_that_calls_itself_is_its_own_successor(app: Celery) -> None:
+def test_a_task_that_calls_itself_is_its_own_successor(app):
     ran: list[int] = []
     heard: list[tuple[str, bool]] = []
 
@@ -524,7 +508,7 @@ def test_a_task_that_calls_itself_is_its_own_successor(app: Celery) -> None:
     assert heard == [("rerun", False)] * 4
 
 
-def test_a_retry_is_no_call_of_its_own(app: Celery) -> None:
+def test_a_retry_is_no_call_of_its_own(app):
     """Of a task whose policy replaces, too: it goes on under its own id and lock."""
     ran: list[int] = []
 
@@ -544,7 +528,7 @@ def test_a_retry_is_no_call_of_its_own(app: Celery) -> None:
 # -- recipes -----------------------------------------------------------------------------
 
 
-def test_max_wait_bounds_how_long_a_task_is_pushed_back(app: Celery) -> None:
+def test_max_wait_bounds_how_long_a_task_is_pushed_back(app):
     shop = Shop(app, unique_on_conflict="replace", unique_max_wait=30)
     shop.call(0, countdown=20)
     first_eta = shop.holder.eta
@@ -558,7 +542,7 @@ def test_max_wait_bounds_how_long_a_task_is_pushed_back(app: Celery) -> None:
     assert etas == [8, 10, 10]
 
 
-def test_a_task_that_has_waited_for_max_wait_is_not_replaced_any_more(app: Celery) -> None:
+def test_a_task_that_has_waited_for_max_wait_is_not_replaced_any_more(app):
     """However slow the queue: calls come after it, and give way to each other."""
     shop = Shop(app, unique_on_conflict="replace", unique_max_wait=30)
     shop.may_end.set()
@@ -575,7 +559,7 @@ def test_a_task_that_has_waited_for_max_wait_is_not_replaced_any_more(app: Celer
     assert shop.ran == [1, 3]
 
 
-def test_throttle_runs_at_the_leading_edge_of_a_window(app: Celery) -> None:
+def test_throttle_runs_at_the_leading_edge_of_a_window(app):
     shop = Shop(app, unique_for=60, unique_states="until_success")
     shop.may_end.set()
 
@@ -590,7 +574,7 @@ def test_throttle_runs_at_the_leading_edge_of_a_window(app: Celery) -> None:
     assert shop.ran == [1, 3]
 
 
-def test_throttle_runs_at_the_trailing_edge_of_a_window(app: Celery) -> None:
+def test_throttle_runs_at_the_trailing_edge_of_a_window(app):
     shop = Shop(app, unique_on_conflict="replace_except_schedule", unique_states="until_start")
 
     results = [shop.call(value, countdown=60) for value in range(5)]
@@ -605,7 +589,7 @@ def test_throttle_runs_at_the_trailing_edge_of_a_window(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("strategy", [*REPLACING, "rerun"])
-def test_an_eager_call_runs_whatever_the_strategy(local_app: Celery, strategy: str) -> None:
+def test_an_eager_call_runs_whatever_the_strategy(local_app, strategy):
     local_app.conf.task_always_eager = True
     shop = Shop(local_app, unique_on_conflict=strategy)
     shop.may_end.set()

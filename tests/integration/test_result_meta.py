@@ -112,17 +112,15 @@ def story(request: pytest.FixtureRequest, backend: str) -> Iterator[Story]:
     app.close()
 
 
-def test_a_finished_task_tells_key_outcome_and_duplicates(story: Story) -> None:
+def test_a_finished_task_tells_key_outcome_and_duplicates(story):
     assert story.stored(story.done) == story.expected(story.done.key, "created", 3)
 
 
-def test_a_failed_task_tells_them_too(story: Story) -> None:
+def test_a_failed_task_tells_them_too(story):
     assert story.stored(story.failed) == story.expected(story.failed.key, "created", 0)
 
 
-def test_a_superseded_task_tells_what_took_its_place_before_a_worker_has_seen_it(
-    story: Story,
-) -> None:
+def test_a_superseded_task_tells_what_took_its_place_before_a_worker_has_seen_it(story):
     superseded = story.expected(story.old.key, superseded_by=story.new.id)
 
     assert story.app.AsyncResult(story.old.id).state == "REVOKED"
@@ -131,17 +129,17 @@ def test_a_superseded_task_tells_what_took_its_place_before_a_worker_has_seen_it
     assert story.stored(story.new) == story.expected(story.new.key, "replaced", 0)
 
 
-def test_a_task_that_is_not_unique_tells_nothing(story: Story) -> None:
+def test_a_task_that_is_not_unique_tells_nothing(story):
     assert story.app.AsyncResult(story.plain.id).state == "SUCCESS"
     assert story.stored(story.plain) is None
 
 
-def test_nothing_is_stored_of_an_id_that_nobody_knows(story: Story) -> None:
+def test_nothing_is_stored_of_an_id_that_nobody_knows(story):
     assert story.stored(Called("nobody", None)) is None
 
 
 @pytest.mark.parametrize("extended", [False, True])
-def test_an_app_without_the_library_reads_the_result_as_ever(story: Story, extended: bool) -> None:
+def test_an_app_without_the_library_reads_the_result_as_ever(story, extended):
     url = story.app.conf.result_backend
     other = plain_app(result_backend=url, result_extended=extended)
     if url.startswith("cache"):
@@ -156,7 +154,7 @@ def test_an_app_without_the_library_reads_the_result_as_ever(story: Story, exten
     other.close()
 
 
-def test_facts_of_a_newer_release_are_left_out() -> None:
+def test_facts_of_a_newer_release_are_left_out():
     meta = {"celery_unique": {"key": "1:abc", "outcome": "created", "colour": "red"}}
 
     assert stored_meta.read(meta) == StoredUnique("1:abc")
@@ -164,7 +162,7 @@ def test_facts_of_a_newer_release_are_left_out() -> None:
     assert stored_meta.read({}) is None
 
 
-def test_an_eager_result_has_nothing_stored(local_app: Celery) -> None:
+def test_an_eager_result_has_nothing_stored(local_app):
     @local_app.task(unique=True, shared=False)
     def rebuild(shop_id: int) -> int:
         return shop_id
@@ -172,7 +170,7 @@ def test_an_eager_result_has_nothing_stored(local_app: Celery) -> None:
     assert rebuild.apply((7,)).unique is None
 
 
-def test_a_backend_that_was_there_before_the_installation_keeps_them_too(tmp_path: Path) -> None:
+def test_a_backend_that_was_there_before_the_installation_keeps_them_too(tmp_path):
     app = plain_app(result_backend=tmp_path.as_uri())
     assert app.backend is not None
     celery_unique.install(app, store_url="memory://")
@@ -188,7 +186,7 @@ def test_a_backend_that_was_there_before_the_installation_keeps_them_too(tmp_pat
     assert result.unique == StoredUnique(result.unique_key[:14], "created", 0)
 
 
-def test_without_a_result_backend_nothing_is_stored_of_a_task() -> None:
+def test_without_a_result_backend_nothing_is_stored_of_a_task():
     app = Celery("no-results", broker="memory://", set_as_current=False)
     celery_unique.install(app)
 

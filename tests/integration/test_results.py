@@ -28,14 +28,14 @@ def facts(result: UniqueResult) -> tuple[Any, ...]:
     return result.id, result.outcome, result.deduplicated, result.unique_key, result.holder_state
 
 
-def test_the_result_of_a_created_task(rebuild: Any) -> None:
+def test_the_result_of_a_created_task(rebuild):
     result = rebuild.delay(7)
 
     key = lookup(rebuild, (7,)).key
     assert facts(result) == (result.id, "created", False, key, None)
 
 
-def test_the_result_of_a_duplicate(rebuild: Any) -> None:
+def test_the_result_of_a_duplicate(rebuild):
     first = rebuild.apply_async((7,), countdown=60)
     flush(rebuild.app)
 
@@ -44,13 +44,13 @@ def test_the_result_of_a_duplicate(rebuild: Any) -> None:
     assert facts(again) == (first.id, "deduplicated", True, first.unique_key, "scheduled")
 
 
-def test_a_result_that_was_made_from_an_id_knows_nothing_of_a_call(rebuild: Any) -> None:
+def test_a_result_that_was_made_from_an_id_knows_nothing_of_a_call(rebuild):
     result = rebuild.AsyncResult("some-id")
 
     assert facts(result) == ("some-id", "bypassed", False, None, None)
 
 
-def test_the_result_of_a_duplicate_gets_what_the_holder_returns(rebuild: Any) -> None:
+def test_the_result_of_a_duplicate_gets_what_the_holder_returns(rebuild):
     rebuild.delay(7)
     again = rebuild.delay(7)
 
@@ -59,7 +59,7 @@ def test_the_result_of_a_duplicate_gets_what_the_holder_returns(rebuild: Any) ->
 
 
 @pytest.mark.parametrize("twin_of", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy])
-def test_a_copied_or_pickled_result_tells_the_same(rebuild: Any, twin_of: Any) -> None:
+def test_a_copied_or_pickled_result_tells_the_same(rebuild, twin_of):
     rebuild.delay(7)
     again = rebuild.delay(7)
 
@@ -70,7 +70,7 @@ def test_a_copied_or_pickled_result_tells_the_same(rebuild: Any, twin_of: Any) -
     assert twin == again
 
 
-def test_a_rejection_pickles_with_all_its_facts(rebuild: Any) -> None:
+def test_a_rejection_pickles_with_all_its_facts(rebuild):
     rebuild.delay(7)
     with pytest.raises(DuplicateTask) as rejected:
         rebuild.apply_async((7,), unique_on_conflict="reject")
@@ -81,9 +81,7 @@ def test_a_rejection_pickles_with_all_its_facts(rebuild: Any) -> None:
     assert twin.to_ojs() == rejected.value.to_ojs()
 
 
-def test_the_key_is_in_no_message_and_in_no_log(
-    rebuild: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_key_is_in_no_message_and_in_no_log(rebuild, caplog):
     with caplog.at_level(logging.INFO):
         result = rebuild.delay(7)
         with pytest.raises(DuplicateTask) as rejected:
@@ -93,9 +91,7 @@ def test_the_key_is_in_no_message_and_in_no_log(
     assert digest not in f"{rejected.value} {rejected.value!r} {result} {result!r} {caplog.text}"
 
 
-def test_revoking_the_result_of_a_duplicate_revokes_the_holder_and_says_so(
-    rebuild: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_revoking_the_result_of_a_duplicate_revokes_the_holder_and_says_so(rebuild, caplog):
     first = rebuild.delay(7)
     again = rebuild.delay(7)
 
@@ -106,7 +102,7 @@ def test_revoking_the_result_of_a_duplicate_revokes_the_holder_and_says_so(
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_with_concealed_holders_a_duplicate_is_told_nothing_of_them() -> None:
+def test_with_concealed_holders_a_duplicate_is_told_nothing_of_them():
     app = make_app("memory://", unique_conceal_holder=True)
 
     @app.task(name="shop.rebuild", unique=True)
@@ -122,7 +118,7 @@ def test_with_concealed_holders_a_duplicate_is_told_nothing_of_them() -> None:
     assert len(messages(app)) == 1
 
 
-def test_a_duplicate_with_a_callback_is_still_rejected_where_that_is_asked(rebuild: Any) -> None:
+def test_a_duplicate_with_a_callback_is_still_rejected_where_that_is_asked(rebuild):
     rebuild.delay(7)
 
     with pytest.raises(DuplicateTask):
@@ -131,7 +127,7 @@ def test_a_duplicate_with_a_callback_is_still_rejected_where_that_is_asked(rebui
     assert len(messages(rebuild.app)) == 1
 
 
-def test_every_duplicate_gets_its_result_by_rpc() -> None:
+def test_every_duplicate_gets_its_result_by_rpc():
     app = make_app("memory://", result_backend="rpc://")
 
     @app.task(name="shop.rebuild", unique=True)
@@ -146,9 +142,7 @@ def test_every_duplicate_gets_its_result_by_rpc() -> None:
         assert [value_of(result) for result in results] == [7, 7, 7]
 
 
-def test_a_duplicate_of_an_ended_task_is_told_that_its_result_by_rpc_is_gone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_duplicate_of_an_ended_task_is_told_that_its_result_by_rpc_is_gone(caplog):
     app = make_app("memory://", result_backend="rpc://")
 
     @app.task(name="shop.rebuild", unique=True, unique_states="until_success")
@@ -167,9 +161,7 @@ def test_a_duplicate_of_an_ended_task_is_told_that_its_result_by_rpc_is_gone(
     assert "shop.rebuild" in caplog.text
 
 
-def test_a_duplicate_that_wants_no_result_is_told_nothing_of_rpc(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_duplicate_that_wants_no_result_is_told_nothing_of_rpc(caplog):
     app = make_app("memory://", result_backend="rpc://")
 
     @app.task(name="shop.rebuild", unique=True, ignore_result=True)

@@ -6,7 +6,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +16,7 @@ from celery_unique import DuplicateTask, apply_many, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
 from celery_unique.stores.redis import scripts
-from tests.support import RedisServer, TcpProxy, Worker
+from tests.support import RedisServer
 from tests.support.app import flush, make_app, value_of, working
 
 pytestmark = pytest.mark.server
@@ -126,16 +125,14 @@ def traffic_of(app: Celery, watched: Watched, call: Callable[[], Any]) -> Traffi
 # -- callers ----------------------------------------------------------------------------------
 
 
-def test_a_new_call_is_one_blocking_round_trip(app: Celery, rebuild: Any, watched: Watched) -> None:
+def test_a_new_call_is_one_blocking_round_trip(app, rebuild, watched):
     traffic = traffic_of(app, watched, lambda: rebuild.delay(7))
 
     assert traffic.blocking == ["EVALSHA"]
     assert traffic.one_way == ["EVALSHA"]
 
 
-def test_a_duplicate_is_one_blocking_round_trip(
-    app: Celery, rebuild: Any, watched: Watched
-) -> None:
+def test_a_duplicate_is_one_blocking_round_trip(app, rebuild, watched):
     rebuild.delay(7)
     flush(app)
 
@@ -145,9 +142,7 @@ def test_a_duplicate_is_one_blocking_round_trip(
     assert traffic.one_way == []
 
 
-def test_a_rejected_duplicate_is_one_blocking_round_trip(
-    app: Celery, rebuild: Any, watched: Watched
-) -> None:
+def test_a_rejected_duplicate_is_one_blocking_round_trip(app, rebuild, watched):
     rebuild.delay(7)
     flush(app)
 
@@ -162,8 +157,8 @@ def test_a_rejected_duplicate_is_one_blocking_round_trip(
 
 
 def test_calls_of_one_process_in_a_row_do_not_wait_for_their_own_confirmations(
-    app: Celery, rebuild: Any, watched: Watched
-) -> None:
+    app, rebuild, watched
+):
     def call() -> None:
         for shop_id in range(1, 51):
             rebuild.delay(shop_id)
@@ -175,9 +170,7 @@ def test_calls_of_one_process_in_a_row_do_not_wait_for_their_own_confirmations(
     assert traffic.one_way == ["EVALSHA"] * 50
 
 
-def test_confirmations_of_many_calls_go_along_with_the_next_questions(
-    app: Celery, rebuild: Any, watched: Watched
-) -> None:
+def test_confirmations_of_many_calls_go_along_with_the_next_questions(app, rebuild, watched):
     part = batches.TOGETHER
 
     with watched.during() as seen:
@@ -190,9 +183,7 @@ def test_confirmations_of_many_calls_go_along_with_the_next_questions(
     assert said == ["ask"] * 2 * part + ["confirm"] * part + ["ask"] * part + ["confirm"] * 2 * part
 
 
-def test_nobody_waits_for_the_confirmation(
-    redis_server: RedisServer, start_proxy: Callable[[int], TcpProxy]
-) -> None:
+def test_nobody_waits_for_the_confirmation(redis_server, start_proxy):
     """With the answers of the store held back after the lock is taken, the call returns."""
     proxy = start_proxy(redis_server.port)
     app = make_app(proxy.url_of(redis_server.fresh_url()), unique_store_timeout=60)
@@ -239,7 +230,7 @@ def fields_in(app: Celery, name: str) -> set[str]:
         return {field.decode() for field in client.hkeys(name)}
 
 
-def test_a_lock_is_one_key_whatever_becomes_of_it(app: Celery) -> None:
+def test_a_lock_is_one_key_whatever_becomes_of_it(app):
     while_it_runs: list[Any] = []
 
     @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
@@ -266,7 +257,7 @@ def test_a_lock_is_one_key_whatever_becomes_of_it(app: Celery) -> None:
     assert rebuild.delay(7).id == first.id
 
 
-def test_a_lock_whose_task_was_replaced_is_still_one_key(app: Celery) -> None:
+def test_a_lock_whose_task_was_replaced_is_still_one_key(app):
     @app.task(name="shop.rebuild", unique=True, unique_on_conflict="replace")
     def rebuild(shop_id: int) -> int:
         return shop_id
@@ -284,7 +275,7 @@ def test_a_lock_whose_task_was_replaced_is_still_one_key(app: Celery) -> None:
     assert keys_in(app) == []
 
 
-def test_a_lock_with_followers_is_two_keys_and_one_again_without_them(app: Celery) -> None:
+def test_a_lock_with_followers_is_two_keys_and_one_again_without_them(app):
     @app.task(name="shop.rebuild", unique=True, unique_for=600, unique_states="window")
     def rebuild(shop_id: int) -> int:
         return shop_id
@@ -307,7 +298,7 @@ def test_a_lock_with_followers_is_two_keys_and_one_again_without_them(app: Celer
     assert key_of_lock(app) == alone
 
 
-def test_many_locks_are_as_many_keys(app: Celery, rebuild: Any) -> None:
+def test_many_locks_are_as_many_keys(app, rebuild):
     for shop_id in range(1, 20):
         rebuild.delay(shop_id)
     flush(app)
@@ -334,12 +325,8 @@ def rebuild(shop_id):
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
-    redis_server: RedisServer,
-    watched: Watched,
-    start_worker: Callable[..., Worker],
-    tmp_path: Path,
-    pool: str,
-) -> None:
+    redis_server, watched, start_worker, tmp_path, pool
+):
     broker, backend, store = (redis_server.fresh_url() for _ in range(3))
     (tmp_path / "round_trips_app.py").write_text(WORKER)
     start_worker(

@@ -10,7 +10,6 @@ from celery import Celery
 
 import celery_unique
 from celery_unique.config.app_state import state_of
-from tests.support import TlsRedisServer
 from tests.support.app import flush, make_app, value_of, working
 
 URLS = ["cluster_url", "sentinel_url", "mariadb_url"]
@@ -23,7 +22,7 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     state_of(app).store.close()
 
 
-def test_a_call_its_duplicate_and_the_next_one(app: Celery) -> None:
+def test_a_call_its_duplicate_and_the_next_one(app):
     @app.task(unique=True, name=f"{app.main}.rebuild")
     def rebuild(shop_id: int) -> int:
         return shop_id
@@ -43,7 +42,7 @@ def test_a_call_its_duplicate_and_the_next_one(app: Celery) -> None:
 
 
 @pytest.mark.server
-def test_a_brokers_tls_is_that_of_its_locks(tls_redis_server: TlsRedisServer) -> None:
+def test_a_brokers_tls_is_that_of_its_locks(tls_redis_server):
     with tls_redis_server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "shop", "on", ">geheim", "~*", "+@all")
     port = tls_redis_server.port

@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import amqp
 import psutil
@@ -64,7 +62,7 @@ def processes_in(directory: Path) -> list[psutil.Process]:
 @pytest.mark.server
 # RabbitMQ, which takes longest to start, in the test below alone.
 @pytest.mark.parametrize("server_class", [RedisServer, ValkeyServer, PostgresServer])
-def test_a_server_starts_answers_stops_and_leaves_no_process(server_class: type[Server]) -> None:
+def test_a_server_starts_answers_stops_and_leaves_no_process(server_class):
     server = server_class().start()
     directory = server.directory
     assert directory is not None
@@ -81,9 +79,7 @@ def test_a_server_starts_answers_stops_and_leaves_no_process(server_class: type[
 
 @pytest.mark.server
 @pytest.mark.parametrize("server_class", SERVERS)
-def test_a_killed_server_leaves_no_process_and_can_be_started_again(
-    server_class: type[Server],
-) -> None:
+def test_a_killed_server_leaves_no_process_and_can_be_started_again(server_class):
     with server_class() as server:
         url = server.url
         assert server.directory is not None
@@ -97,7 +93,7 @@ def test_a_killed_server_leaves_no_process_and_can_be_started_again(
 
 
 @pytest.mark.server
-def test_an_append_only_redis_has_its_data_after_a_kill(start_server: Callable[..., Any]) -> None:
+def test_an_append_only_redis_has_its_data_after_a_kill(start_server):
     server = start_server(RedisServer, append_only=True)
     with server.client() as client:
         client.set("key", "value")
@@ -109,7 +105,7 @@ def test_an_append_only_redis_has_its_data_after_a_kill(start_server: Callable[.
         assert client.get("key") == b"value"
 
 
-def test_a_paused_redis_answers_when_the_pause_is_over(start_server: Callable[..., Any]) -> None:
+def test_a_paused_redis_answers_when_the_pause_is_over(start_server):
     server = start_server(RedisServer)
     with server.client() as client:
         client.ping()
@@ -121,7 +117,7 @@ def test_a_paused_redis_answers_when_the_pause_is_over(start_server: Callable[..
         assert time.monotonic() - started > 0.3
 
 
-def test_a_frozen_server_times_out_and_goes_on_afterwards(start_server: Callable[..., Any]) -> None:
+def test_a_frozen_server_times_out_and_goes_on_afterwards(start_server):
     server = start_server(RedisServer)
     hasty = redis.Redis(port=server.port, socket_timeout=0.2, retry=None)
 
@@ -136,7 +132,7 @@ def test_a_frozen_server_times_out_and_goes_on_afterwards(start_server: Callable
 
 
 @pytest.mark.server
-def test_a_server_that_does_not_come_up_shows_the_end_of_its_log() -> None:
+def test_a_server_that_does_not_come_up_shows_the_end_of_its_log():
     server = RedisServer(extra_args=("--no-such-option", "1"))
 
     with pytest.raises(ProcessFailed, match="no-such-option"):
@@ -156,8 +152,8 @@ def test_a_server_that_does_not_come_up_shows_the_end_of_its_log() -> None:
     ],
 )
 def test_a_missing_program_is_an_error_that_names_the_install_command(
-    server_class: type[Server], command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    server_class, command, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tests.support.postgres.PROGRAMS", str(tmp_path / "*"))
     monkeypatch.setattr(rabbitmq_module, "PROGRAMS", str(tmp_path))
@@ -170,7 +166,7 @@ def test_a_missing_program_is_an_error_that_names_the_install_command(
     assert "scripts/install-services" in str(raised.value)
 
 
-def test_each_redis_database_is_empty_and_its_own(redis_server: RedisServer) -> None:
+def test_each_redis_database_is_empty_and_its_own(redis_server):
     first, second = redis_server.fresh_url(), redis_server.fresh_url()
 
     redis.Redis.from_url(first).set("key", "value")
@@ -178,9 +174,7 @@ def test_each_redis_database_is_empty_and_its_own(redis_server: RedisServer) -> 
     assert redis.Redis.from_url(second).dbsize() == 0
 
 
-def test_each_postgres_database_is_empty_and_its_own(
-    postgres_server: PostgresServer, postgres_url: str
-) -> None:
+def test_each_postgres_database_is_empty_and_its_own(postgres_server, postgres_url):
     other_url = postgres_server.fresh_url()
 
     with psycopg.connect(other_url.replace("+psycopg", "")) as connection:
@@ -194,7 +188,7 @@ def test_each_postgres_database_is_empty_and_its_own(
     postgres_server.give_back(other_url)
 
 
-def test_a_postgres_database_that_is_used_again_is_empty(postgres_server: PostgresServer) -> None:
+def test_a_postgres_database_that_is_used_again_is_empty(postgres_server):
     url = postgres_server.fresh_url()
     still_there = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
     still_there.execute("CREATE TABLE locks (key text)")
@@ -217,7 +211,7 @@ def test_a_postgres_database_that_is_used_again_is_empty(postgres_server: Postgr
     postgres_server.give_back(again)
 
 
-def test_each_rabbitmq_virtual_host_has_no_queues(rabbitmq_url: str) -> None:
+def test_each_rabbitmq_virtual_host_has_no_queues(rabbitmq_url):
     vhost = rabbitmq_url.rpartition("/")[2]
     host = rabbitmq_url.rpartition("@")[2].partition("/")[0]
 
@@ -227,7 +221,7 @@ def test_each_rabbitmq_virtual_host_has_no_queues(rabbitmq_url: str) -> None:
     assert queue.message_count == 0
 
 
-def test_a_server_ignoring_its_stop_signal_is_killed(start_server: Callable[..., Any]) -> None:
+def test_a_server_ignoring_its_stop_signal_is_killed(start_server):
     server = start_server(RedisServer)
     # Redis does nothing on SIGWINCH, so it stands for a server that hangs in its shutdown.
     with pytest.raises(ProcessFailed, match=r"did not end within 0.2 s of SIGWINCH"):

@@ -62,7 +62,7 @@ def task_of(app: Celery, body: Any = None, **options: Any) -> Any:
 # -- callers ------------------------------------------------------------------------------------
 
 
-def test_a_call_that_takes_its_key_says_so(app: Celery, heard: Heard) -> None:
+def test_a_call_that_takes_its_key_says_so(app, heard):
     result = task_of(app).delay(7)
 
     assert heard == [
@@ -79,9 +79,7 @@ def test_a_call_that_takes_its_key_says_so(app: Celery, heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ignore", "reject"])
-def test_a_call_that_finds_its_key_held_says_who_holds_it(
-    app: Celery, heard: Heard, strategy: str
-) -> None:
+def test_a_call_that_finds_its_key_held_says_who_holds_it(app, heard, strategy):
     rebuild = task_of(app, unique_on_conflict=strategy)
     first = rebuild.delay(7)
     flush(app)
@@ -105,13 +103,13 @@ def test_a_call_that_finds_its_key_held_says_who_holds_it(
     ]
 
 
-def test_a_call_that_is_not_unique_sends_nothing(app: Celery, heard: Heard) -> None:
+def test_a_call_that_is_not_unique_sends_nothing(app, heard):
     task_of(app, unique=False).delay(7)
 
     assert heard == []
 
 
-def test_a_receiver_that_fails_fails_no_call(app: Celery) -> None:
+def test_a_receiver_that_fails_fails_no_call(app):
     def fail(**_: Any) -> None:
         raise ZeroDivisionError
 
@@ -124,7 +122,7 @@ def test_a_receiver_that_fails_fails_no_call(app: Celery) -> None:
     assert result.outcome == "created"
 
 
-def test_a_receiver_can_ask_for_one_task(app: Celery) -> None:
+def test_a_receiver_can_ask_for_one_task(app):
     seen: list[str] = []
 
     def hear(sender: str, **_: Any) -> None:
@@ -140,9 +138,7 @@ def test_a_receiver_can_ask_for_one_task(app: Celery) -> None:
     assert seen == ["shop.rebuild"]
 
 
-def test_a_duplicate_of_a_task_that_has_waited_long_is_warned_about(
-    app: Celery, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_duplicate_of_a_task_that_has_waited_long_is_warned_about(app, caplog):
     """Its message may be gone with a purged queue: such a lock must not swallow calls silently."""
     rebuild = task_of(app)
     first = rebuild.delay(7)
@@ -179,9 +175,7 @@ def reject() -> None:
     [(lambda: 1, "completed"), (fail, "discarded"), (ignore, "cancelled"), (reject, "discarded")],
     ids=["success", "failure", "ignored", "rejected"],
 )
-def test_a_task_that_ends_gives_its_key_back_and_says_so(
-    app: Celery, heard: Heard, body: Any, reason: str
-) -> None:
+def test_a_task_that_ends_gives_its_key_back_and_says_so(app, heard, body, reason):
     rebuild = task_of(app, body)
 
     result = rebuild.delay(7)  # before there is a worker, which may be done before it is told
@@ -200,9 +194,7 @@ def test_a_task_that_ends_gives_its_key_back_and_says_so(
     ]
 
 
-def test_a_task_that_is_revoked_in_the_queue_gives_its_key_back_once_and_says_so(
-    app: Celery, heard: Heard
-) -> None:
+def test_a_task_that_is_revoked_in_the_queue_gives_its_key_back_once_and_says_so(app, heard):
     rebuild = task_of(app)
     result = rebuild.delay(7)
 
@@ -216,7 +208,7 @@ def test_a_task_that_is_revoked_in_the_queue_gives_its_key_back_once_and_says_so
     assert heard.of("unique_lost") == []
 
 
-def test_a_key_that_an_operator_releases_is_reported_as_released(app: Celery, heard: Heard) -> None:
+def test_a_key_that_an_operator_releases_is_reported_as_released(app, heard):
     rebuild = task_of(app)
     result = rebuild.delay(7)
 
@@ -234,7 +226,7 @@ def test_a_key_that_an_operator_releases_is_reported_as_released(app: Celery, he
 # -- locks that lapsed --------------------------------------------------------------------------
 
 
-def test_a_task_whose_lock_lapsed_in_the_queue_runs_and_says_so(heard: Heard) -> None:
+def test_a_task_whose_lock_lapsed_in_the_queue_runs_and_says_so(heard):
     app = make_app("memory://", unique_queue_lease=2 * 3600)
     rebuild = task_of(app)
     result = rebuild.delay(7)
@@ -254,9 +246,7 @@ def test_a_task_whose_lock_lapsed_in_the_queue_runs_and_says_so(heard: Heard) ->
     assert "lapsed" in told["reason"]
 
 
-def test_a_task_whose_lock_lapsed_while_it_ran_does_not_free_the_next_holders(
-    app: Celery, heard: Heard
-) -> None:
+def test_a_task_whose_lock_lapsed_while_it_ran_does_not_free_the_next_holders(app, heard):
     results: list[Any] = []
 
     def body() -> None:

@@ -54,9 +54,7 @@ def call(app: Celery, name: str, *args: object, queue: str = "celery") -> object
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_a_worker_runs_tasks_on_every_pool(
-    app: Celery, start_worker: StartWorker, tmp_path: Path, pool: str
-) -> None:
+def test_a_worker_runs_tasks_on_every_pool(app, start_worker, tmp_path, pool):
     worker = start_worker("plain_app", pool=pool, python_path=[tmp_path])
 
     runs_in = call(app, "pid")
@@ -64,7 +62,7 @@ def test_a_worker_runs_tasks_on_every_pool(
     assert runs_in in (worker.children() if pool == "prefork" else [worker.pid])
 
 
-def test_a_worker_stops_warmly(app: Celery, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_worker_stops_warmly(app, start_worker, tmp_path):
     worker = start_worker("plain_app", python_path=[tmp_path])
     running = app.send_task("plain.sleep", (1,))
     worker.wait_for_log("plain.sleep.* received")
@@ -75,9 +73,7 @@ def test_a_worker_stops_warmly(app: Celery, start_worker: StartWorker, tmp_path:
     assert not worker.is_running()
 
 
-def test_a_worker_takes_queues_arguments_and_environment(
-    app: Celery, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_worker_takes_queues_arguments_and_environment(app, start_worker, tmp_path):
     worker = start_worker(
         "plain_app:app",
         pool="solo",
@@ -91,9 +87,7 @@ def test_a_worker_takes_queues_arguments_and_environment(
     assert worker.wait_for_log(r"Task plain\.environment\[.*\] succeeded")
 
 
-def test_a_killed_worker_takes_its_pool_with_it(
-    app: Celery, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_killed_worker_takes_its_pool_with_it(app, start_worker, tmp_path):
     worker = start_worker("plain_app", concurrency=2, python_path=[tmp_path])
     processes = [worker.pid, *worker.children()]
     app.send_task("plain.sleep", (60,))
@@ -106,9 +100,7 @@ def test_a_killed_worker_takes_its_pool_with_it(
     assert not any(is_alive(pid) for pid in processes)
 
 
-def test_a_frozen_worker_goes_on_when_it_is_let_go(
-    app: Celery, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_frozen_worker_goes_on_when_it_is_let_go(app, start_worker, tmp_path):
     worker = start_worker("plain_app", pool="threads", python_path=[tmp_path])
 
     worker.sigstop()
@@ -120,14 +112,12 @@ def test_a_frozen_worker_goes_on_when_it_is_let_go(
     assert waiting.get(timeout=15) == worker.pid
 
 
-def test_a_worker_that_cannot_start_shows_the_end_of_its_log(start_worker: StartWorker) -> None:
+def test_a_worker_that_cannot_start_shows_the_end_of_its_log(start_worker):
     with pytest.raises(ProcessFailed, match="no_such_module"):
         start_worker("no_such_module")
 
 
-def test_a_worker_that_does_not_stop_in_time_is_killed_and_reported(
-    app: Celery, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_worker_that_does_not_stop_in_time_is_killed_and_reported(app, start_worker, tmp_path):
     worker = start_worker("plain_app", python_path=[tmp_path])
     app.send_task("plain.sleep", (60,))
     worker.wait_for_log("plain.sleep.* received")

@@ -373,7 +373,7 @@ def case_id(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
-def test_bad_input_is_refused_by_name_with_the_cure(case: Case) -> None:
+def test_bad_input_is_refused_by_name_with_the_cure(case):
     with pytest.raises(CeleryUniqueError) as raised:
         case.attempt()
 
@@ -395,9 +395,7 @@ CANNOT_EXIST = {
 }
 
 
-def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(
-    report: Callable[[str], None],
-) -> None:
+def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(report):
     tried = Counter((case.surface, case.kind) for case in CASES)
 
     report(f"bad input: {len(CASES)} tried, {dict(Counter(case.kind for case in CASES))}")

@@ -403,46 +403,46 @@ def _faults(case: Case) -> Iterator[str]:
     yield from case.traces()
 
 
-def test_wrong_values_of_options(ways: Ways) -> None:
+def test_wrong_values_of_options(ways):
     assert faults(option_cases(ways)) == []
 
 
-def test_wrong_names_of_options(ways: Ways) -> None:
+def test_wrong_names_of_options(ways):
     assert faults(name_cases(ways)) == []
 
 
-def test_options_that_clash(ways: Ways) -> None:
+def test_options_that_clash(ways):
     assert faults(clash_cases(ways)) == []
 
 
-def test_wrong_documents(ways: Ways) -> None:
+def test_wrong_documents(ways):
     assert faults(document_call_cases(ways)) == []
 
 
-def test_wrong_idempotency_keys_and_headers(ways: Ways) -> None:
+def test_wrong_idempotency_keys_and_headers(ways):
     assert faults(idempotency_cases(ways)) == []
 
 
-def test_arguments_without_a_key(ways: Ways) -> None:
+def test_arguments_without_a_key(ways):
     assert faults(argument_cases(ways)) == []
 
 
-def test_wrong_settings() -> None:
+def test_wrong_settings():
     assert faults(setting_cases()) == []
 
 
-def test_wrong_schemes() -> None:
+def test_wrong_schemes():
     assert faults(scheme_cases()) == []
 
 
 @pytest.mark.parametrize("scheme", [scheme for scheme in WRONG_URLS if scheme not in OF_DJANGO])
-def test_wrong_urls(scheme: str, nobody: Nobody) -> None:
+def test_wrong_urls(scheme, nobody):
     assert faults(cases_of(scheme, nobody)) == []
 
 
 @pytest.mark.slow  # a process for each
 @pytest.mark.parametrize("scheme", OF_DJANGO)
-def test_wrong_urls_of_django(scheme: str, tmp_path: Path) -> None:
+def test_wrong_urls_of_django(scheme, tmp_path):
     # In a process of its own: Django can be configured once.
     program = "from tests.unit.test_bad_input_public import tell; tell(*__import__('sys').argv[1:])"
 
@@ -476,9 +476,7 @@ CANNOT_EXIST = {
 }
 
 
-def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(
-    ways: Ways, nobody: Nobody, report: Callable[[str], None]
-) -> None:
+def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(ways, nobody, report):
     of_ways = (
         *(option_cases, name_cases, clash_cases, document_call_cases),
         *(idempotency_cases, argument_cases),
@@ -497,5 +495,5 @@ def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(
     check_pairs(tried, CANNOT_EXIST)
 
 
-def test_every_scheme_has_wrong_urls() -> None:
+def test_every_scheme_has_wrong_urls():
     assert WRONG_URLS.keys() == BUILT_IN.keys()

@@ -60,7 +60,7 @@ FACTS = {
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 
 
-def test_the_list_above_has_every_error() -> None:
+def test_the_list_above_has_every_error():
     public = {getattr(exceptions, name) for name in exceptions.__all__}
 
     errors = {cls for cls in public if issubclass(cls, CeleryUniqueError)}
@@ -69,14 +69,14 @@ def test_the_list_above_has_every_error() -> None:
 
 
 @each_error
-def test_it_is_one_of_ours(error: CeleryUniqueError) -> None:
+def test_it_is_one_of_ours(error):
     assert isinstance(error, CeleryUniqueError)
     assert isinstance(error, ValueError) == isinstance(error, (InvalidPolicy, UniqueKeyError))
 
 
 @each_error
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_it_pickles_with_all_its_facts(error: CeleryUniqueError, protocol: int) -> None:
+def test_it_pickles_with_all_its_facts(error, protocol):
     again = pickle.loads(pickle.dumps(error, protocol))
 
     assert type(again) is type(error)
@@ -86,12 +86,12 @@ def test_it_pickles_with_all_its_facts(error: CeleryUniqueError, protocol: int) 
 
 
 @each_error
-def test_it_copies(error: CeleryUniqueError) -> None:
+def test_it_copies(error):
     assert vars(copy.copy(error)) == vars(copy.deepcopy(error)) == vars(error)
 
 
 @each_error
-def test_notes_and_causes_do_not_stand_in_the_way_of_pickling(error: CeleryUniqueError) -> None:
+def test_notes_and_causes_do_not_stand_in_the_way_of_pickling(error):
     error = copy.copy(error)
     error.add_note("while rebuilding")
     error.__cause__ = OSError("reset")
@@ -102,9 +102,7 @@ def test_notes_and_causes_do_not_stand_in_the_way_of_pickling(error: CeleryUniqu
 
 
 @each_error
-def test_a_json_result_backend_gives_the_same_class_and_message_back(
-    error: CeleryUniqueError,
-) -> None:
+def test_a_json_result_backend_gives_the_same_class_and_message_back(error):
     backend = Celery(backend="cache+memory://", set_as_current=False).backend
 
     again = backend.exception_to_python(backend.prepare_exception(error, serializer="json"))
@@ -113,7 +111,7 @@ def test_a_json_result_backend_gives_the_same_class_and_message_back(
     assert str(again) == str(error)
 
 
-def test_a_json_result_backend_keeps_the_holder_of_a_duplicate() -> None:
+def test_a_json_result_backend_keeps_the_holder_of_a_duplicate():
     backend = Celery(backend="cache+memory://", set_as_current=False).backend
 
     again = backend.exception_to_python(backend.prepare_exception(duplicate(), serializer="json"))
@@ -122,7 +120,7 @@ def test_a_json_result_backend_keeps_the_holder_of_a_duplicate() -> None:
 
 
 @each_error
-def test_the_key_is_an_attribute_only(error: CeleryUniqueError) -> None:
+def test_the_key_is_an_attribute_only(error):
     shown = f"{error} {error!r} {error.args}"
 
     assert KEY not in shown
@@ -130,11 +128,11 @@ def test_the_key_is_an_attribute_only(error: CeleryUniqueError) -> None:
 
 
 @each_error
-def test_repr_is_the_class_and_the_message(error: CeleryUniqueError) -> None:
+def test_repr_is_the_class_and_the_message(error):
     assert repr(error) == f"{type(error).__name__}({str(error)!r})"
 
 
-def test_duplicate_names_the_holder_the_reason_and_the_way_out() -> None:
+def test_duplicate_names_the_holder_the_reason_and_the_way_out():
     assert str(duplicate()) == (
         "shop.rebuild was not published: task abc in state active holds its unique key (it runs). "
         "Wait for that task to end, or call with unique_on_conflict='ignore' to get its result, "
@@ -142,21 +140,21 @@ def test_duplicate_names_the_holder_the_reason_and_the_way_out() -> None:
     )
 
 
-def test_a_duplicate_of_an_ended_holder_is_not_told_to_wait_for_its_end() -> None:
+def test_a_duplicate_of_an_ended_holder_is_not_told_to_wait_for_its_end():
     message = str(DuplicateTask("shop.rebuild", "holder", "completed"))
 
     assert "Wait until its window or its idempotency key's time has passed" in message
     assert "Wait for that task to end" not in message
 
 
-def test_who_may_not_know_the_holder_is_not_told_to_ask_for_its_result() -> None:
+def test_who_may_not_know_the_holder_is_not_told_to_ask_for_its_result():
     """Concealed, 'ignore' is the same error."""
     assert "'ignore'" not in str(DuplicateTask("shop.rebuild"))
     assert "'ignore'" in str(DuplicateTask("shop.rebuild", "holder", "active"))
 
 
 @pytest.mark.parametrize("state", ["active", "completed"])
-def test_a_duplicate_by_the_callers_key_is_told_to_take_a_new_one(state: str) -> None:
+def test_a_duplicate_by_the_callers_key_is_told_to_take_a_new_one(state):
     """unique=False would not help: the key wins over it."""
     told = DuplicateTask("shop.pay", "abc", state, by_idempotency_key=True)
     concealed = DuplicateTask("shop.pay", by_idempotency_key=True)
@@ -169,17 +167,17 @@ def test_a_duplicate_by_the_callers_key_is_told_to_take_a_new_one(state: str) ->
     assert "'ignore'" not in str(concealed)
 
 
-def test_duplicate_without_a_holder_tells_nothing_of_it() -> None:
+def test_duplicate_without_a_holder_tells_nothing_of_it():
     message = str(DuplicateTask(task_name="shop.rebuild", task_id=None, state=None, key=KEY))
 
     assert message.startswith("shop.rebuild was not published: another task holds its unique key.")
 
 
-def test_a_missing_idempotency_key_says_how_to_give_one() -> None:
+def test_a_missing_idempotency_key_says_how_to_give_one():
     assert "apply_async(..., idempotency_key='...')" in str(IdempotencyKeyRequired("shop.pay"))
 
 
-def test_a_conflict_says_that_calls_differ_and_not_where() -> None:
+def test_a_conflict_says_that_calls_differ_and_not_where():
     message = str(IdempotencyKeyConflict("shop.pay", key=KEY))
 
     assert "another task or other arguments" in message
@@ -202,9 +200,7 @@ OJS = [
 @pytest.mark.parametrize(
     ("error", "code", "retryable"), OJS, ids=[type(e).__name__ for e, *_ in OJS]
 )
-def test_to_ojs_has_the_code_and_whether_to_try_again(
-    error: CeleryUniqueError, code: str, retryable: bool
-) -> None:
+def test_to_ojs_has_the_code_and_whether_to_try_again(error, code, retryable):
     document = error.to_ojs()["error"]
 
     assert document.keys() == {"code", "message", "retryable", "details"}
@@ -212,7 +208,7 @@ def test_to_ojs_has_the_code_and_whether_to_try_again(
     assert document["message"] == str(error)
 
 
-def test_duplicate_to_ojs_has_the_details_of_section_5_1() -> None:
+def test_duplicate_to_ojs_has_the_details_of_section_5_1():
     assert duplicate().to_ojs()["error"]["details"] == {
         "existing_job_id": "abc",
         "existing_job_state": "active",
@@ -222,7 +218,7 @@ def test_duplicate_to_ojs_has_the_details_of_section_5_1() -> None:
     }
 
 
-def test_to_ojs_leaves_out_what_is_not_known() -> None:
+def test_to_ojs_leaves_out_what_is_not_known():
     error = DuplicateTask("shop.rebuild", key=KEY)
 
     details = error.to_ojs()["error"]["details"]
@@ -230,7 +226,7 @@ def test_to_ojs_leaves_out_what_is_not_known() -> None:
     assert details == {"uniqueness_key": KEY, "job_type": "shop.rebuild"}
 
 
-def test_invalid_policy_to_ojs_names_the_field() -> None:
+def test_invalid_policy_to_ojs_names_the_field():
     assert InvalidPolicy("x", field="keys").to_ojs()["error"]["details"] == {"field": "keys"}
 
 
@@ -248,11 +244,11 @@ PASSWORDS = [
 
 
 @pytest.mark.parametrize(("text", "concealed"), PASSWORDS)
-def test_passwords_are_concealed(text: str, concealed: str) -> None:
+def test_passwords_are_concealed(text, concealed):
     assert conceal_passwords(text) == concealed
 
 
-def test_no_error_about_a_store_shows_a_password() -> None:
+def test_no_error_about_a_store_shows_a_password():
     url = "redis://:hunter2@host/0"
 
     errors = [StoreUnavailable(f"cannot reach {url}", store=url), ConfigurationError(f"bad {url}")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -52,21 +51,21 @@ ON_THE_WIRE = {
 NEWER = {**ON_THE_WIRE, "v": 2, "colour": "blue", "nested": {"list": [1, None, {"x": 2.5}]}}
 
 
-def test_the_name_and_the_version_are_pinned() -> None:
+def test_the_name_and_the_version_are_pinned():
     assert (HEADER, VERSION) == ("celery_unique", 1)
 
 
-def test_every_field_has_its_pinned_name_on_the_wire() -> None:
+def test_every_field_has_its_pinned_name_on_the_wire():
     assert FULL.as_message() == ON_THE_WIRE
     assert all(getattr(FULL, field.name) for field in fields(LockHeader) if field.name != "unknown")
 
 
-def test_what_is_empty_is_not_sent() -> None:
+def test_what_is_empty_is_not_sent():
     assert LockHeader("5b1f", KEY).as_message() == {"v": 1, "id": "5b1f", "key": KEY}
 
 
 @pytest.mark.parametrize("message", [ON_THE_WIRE, {"v": 1, "id": "5b1f", "key": KEY}])
-def test_what_was_sent_is_read(message: dict[str, Any]) -> None:
+def test_what_was_sent_is_read(message):
     header = LockHeader.from_message(json.loads(json.dumps(message)))
 
     assert header is not None
@@ -76,7 +75,7 @@ def test_what_was_sent_is_read(message: dict[str, Any]) -> None:
     )
 
 
-def test_a_newer_version_and_its_fields_are_carried_as_they_came() -> None:
+def test_a_newer_version_and_its_fields_are_carried_as_they_came():
     header = LockHeader.from_message(json.loads(json.dumps(NEWER)))
 
     assert header is not None
@@ -84,13 +83,13 @@ def test_a_newer_version_and_its_fields_are_carried_as_they_came() -> None:
     assert header.as_message() == NEWER
 
 
-def test_an_older_message_without_a_version_is_read() -> None:
+def test_an_older_message_without_a_version_is_read():
     header = LockHeader.from_message({"id": "5b1f", "key": KEY})
 
     assert header == LockHeader("5b1f", KEY)
 
 
-def test_a_retry_carries_all_but_what_its_worker_had_added() -> None:
+def test_a_retry_carries_all_but_what_its_worker_had_added():
     header = LockHeader.from_message(NEWER)
     assert header is not None
 
@@ -101,7 +100,7 @@ def test_a_retry_carries_all_but_what_its_worker_had_added() -> None:
     assert published == {**kept, "by": "w1-2"}
 
 
-def test_what_a_newer_release_says_never_stands_over_what_is_known_here() -> None:
+def test_what_a_newer_release_says_never_stands_over_what_is_known_here():
     header = LockHeader.from_message(NEWER)
     assert header is not None
 
@@ -125,12 +124,12 @@ def test_what_a_newer_release_says_never_stands_over_what_is_known_here() -> Non
         {"id": "", "key": KEY},
     ],
 )
-def test_what_is_not_a_header_of_ours_is_none(message: object) -> None:
+def test_what_is_not_a_header_of_ours_is_none(message):
     assert LockHeader.from_message(message) is None
 
 
 @pytest.mark.parametrize("variant", UNREADABLE)
-def test_a_header_that_cannot_be_read_is_none_and_says_what_is_wrong(variant: str) -> None:
+def test_a_header_that_cannot_be_read_is_none_and_says_what_is_wrong(variant):
     header, wrong = LockHeader.read(UNREADABLE[variant]("5b1f", KEY))
 
     assert header is None
@@ -139,7 +138,7 @@ def test_a_header_that_cannot_be_read_is_none_and_says_what_is_wrong(variant: st
 
 
 @pytest.mark.parametrize("variant", READABLE)
-def test_a_strange_header_that_does_no_harm_is_read(variant: str) -> None:
+def test_a_strange_header_that_does_no_harm_is_read(variant):
     header, wrong = LockHeader.read(READABLE[variant]("5b1f", KEY))
 
     assert header is not None
@@ -147,14 +146,14 @@ def test_a_strange_header_that_does_no_harm_is_read(variant: str) -> None:
 
 
 @pytest.mark.parametrize("key", STRANGE_KEYS)
-def test_a_key_that_this_release_does_not_make_is_carried(key: str) -> None:
+def test_a_key_that_this_release_does_not_make_is_carried(key):
     header, _ = LockHeader.read(changed(key=key)("5b1f", KEY))
 
     assert header is not None
     assert header.key == key
 
 
-def test_what_only_a_worker_adds_is_not_taken_from_a_producer() -> None:
+def test_what_only_a_worker_adds_is_not_taken_from_a_producer():
     received = FULL.received_as("w9-1")
 
     assert (received.delivery, received.token, received.again, received.watched) == (
@@ -173,9 +172,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.one_of(ANYTHING, st.dictionaries(st.sampled_from([*ON_THE_WIRE, "other"]), ANYTHING)))
-def test_reading_never_raises_and_what_is_read_has_the_types_that_every_store_takes(
-    packed: object,
-) -> None:
+def test_reading_never_raises_and_what_is_read_has_the_types_that_every_store_takes(packed):
     header, wrong = LockHeader.read(packed)
 
     assert header is None or wrong == ""
@@ -191,7 +188,7 @@ def test_reading_never_raises_and_what_is_read_has_the_types_that_every_store_ta
     st.sampled_from([name for name in ON_THE_WIRE if name != "v"]),
     ANYTHING,
 )
-def test_any_value_of_any_field_is_read_or_refused(name: str, value: object) -> None:
+def test_any_value_of_any_field_is_read_or_refused(name, value):
     header, wrong = LockHeader.read({**ON_THE_WIRE, name: value})
 
     assert (header is None) == bool(wrong)

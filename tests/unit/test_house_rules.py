@@ -41,17 +41,17 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)
-def test_a_documented_import_path_works(module: str) -> None:
+def test_a_documented_import_path_works(module):
     imported = import_module(module)
 
     assert [name for name in DOCUMENTED[module].split() if not hasattr(imported, name)] == []
 
 
-def test_every_public_name_is_documented_here() -> None:
+def test_every_public_name_is_documented_here():
     assert {*celery_unique.__all__, "__version__"} == set(DOCUMENTED["celery_unique"].split())
 
 
-def test_the_root_of_the_package_has_at_most_18_entries() -> None:
+def test_the_root_of_the_package_has_at_most_18_entries():
     entries = {path.name for path in PACKAGE.iterdir()} - {"py.typed", "__pycache__"}
 
     assert len(entries) <= 18, sorted(entries)
@@ -60,7 +60,7 @@ def test_the_root_of_the_package_has_at_most_18_entries() -> None:
     assert {entry.removesuffix(".py") for entry in entries} & hiding == set()
 
 
-def test_nothing_else_in_the_package_imports_the_store_contract() -> None:
+def test_nothing_else_in_the_package_imports_the_store_contract():
     contract = PACKAGE / "testing" / "store_contract"
 
     importing = [

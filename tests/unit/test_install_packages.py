@@ -84,9 +84,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_it_says_which_packages_and_installs_them_without_asking_where_nobody_sits(
-    machine: Machine,
-) -> None:
+def test_it_says_which_packages_and_installs_them_without_asking_where_nobody_sits(machine):
     done = machine.run()
 
     assert done.returncode == 0, done.stderr
@@ -96,7 +94,7 @@ def test_it_says_which_packages_and_installs_them_without_asking_where_nobody_si
 
 
 @pytest.mark.parametrize("answer", ["\n", "y\n", "Yes\n"])
-def test_it_asks_at_a_terminal_and_goes_on_when_told_to(machine: Machine, answer: str) -> None:
+def test_it_asks_at_a_terminal_and_goes_on_when_told_to(machine, answer):
     done = machine.run(answer=answer)
 
     assert done.returncode == 0, done.stderr
@@ -105,7 +103,7 @@ def test_it_asks_at_a_terminal_and_goes_on_when_told_to(machine: Machine, answer
     assert machine.apt_calls() == [SIMULATE, INSTALL]
 
 
-def test_a_refusal_installs_nothing_and_gives_the_command_to_run(machine: Machine) -> None:
+def test_a_refusal_installs_nothing_and_gives_the_command_to_run(machine):
     done = machine.run(answer="n\n")
 
     assert done.returncode == 1
@@ -114,7 +112,7 @@ def test_a_refusal_installs_nothing_and_gives_the_command_to_run(machine: Machin
     assert machine.calls() == []
 
 
-def test_in_continuous_integration_it_does_not_ask_at_a_terminal_either(machine: Machine) -> None:
+def test_in_continuous_integration_it_does_not_ask_at_a_terminal_either(machine):
     machine.environment["CI"] = "true"
 
     done = machine.run(answer="n\n")
@@ -124,9 +122,7 @@ def test_in_continuous_integration_it_does_not_ask_at_a_terminal_either(machine:
     assert machine.apt_calls() == [SIMULATE, INSTALL]
 
 
-def test_it_fetches_the_package_lists_where_they_do_not_know_the_packages(
-    machine: Machine,
-) -> None:
+def test_it_fetches_the_package_lists_where_they_do_not_know_the_packages(machine):
     machine.environment["FAILS"] = "--simulate"
 
     done = machine.run()
@@ -135,7 +131,7 @@ def test_it_fetches_the_package_lists_where_they_do_not_know_the_packages(
     assert machine.apt_calls() == [SIMULATE, "apt-get -q -y update", INSTALL]
 
 
-def test_debian_starts_no_server_meanwhile_and_may_again_afterwards(machine: Machine) -> None:
+def test_debian_starts_no_server_meanwhile_and_may_again_afterwards(machine):
     machine.run()
 
     calls = machine.calls()
@@ -145,7 +141,7 @@ def test_debian_starts_no_server_meanwhile_and_may_again_afterwards(machine: Mac
     assert calls[allowed].startswith(("rm -f", "mv"))
 
 
-def test_without_root_and_sudo_it_gives_the_command_to_run(machine: Machine) -> None:
+def test_without_root_and_sudo_it_gives_the_command_to_run(machine):
     programs = Path(machine.environment["PATH"].partition(":")[0])
     (programs / "sudo").unlink()
     for name in ("env", "bash"):

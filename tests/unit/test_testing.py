@@ -41,9 +41,7 @@ def locks(app: Celery) -> Iterator[UniqueLocks]:
         yield locks
 
 
-def test_locks_are_kept_in_memory_and_the_store_of_the_settings_is_not_asked(
-    app: Celery, locks: UniqueLocks
-) -> None:
+def test_locks_are_kept_in_memory_and_the_store_of_the_settings_is_not_asked(app, locks):
     first = app.tasks["rebuild"].delay(7)
     again = app.tasks["rebuild"].delay(shop_id=7)
 
@@ -53,9 +51,7 @@ def test_locks_are_kept_in_memory_and_the_store_of_the_settings_is_not_asked(
     assert locks.held(app.tasks["digest"]) == []
 
 
-def test_a_change_of_settings_during_the_test_changes_no_store(
-    app: Celery, locks: UniqueLocks
-) -> None:
+def test_a_change_of_settings_during_the_test_changes_no_store(app, locks):
     first = app.tasks["rebuild"].delay(7)
 
     app.conf.unique_namespace = "other"
@@ -63,9 +59,7 @@ def test_a_change_of_settings_during_the_test_changes_no_store(
     assert_duplicate(app.tasks["rebuild"].delay(7), of=first)
 
 
-def test_each_test_begins_empty_and_the_store_of_the_settings_is_back_afterwards(
-    app: Celery,
-) -> None:
+def test_each_test_begins_empty_and_the_store_of_the_settings_is_back_afterwards(app):
     for _ in range(2):
         with locks_in_memory(app):
             assert_created(app.tasks["rebuild"].delay(7))
@@ -74,7 +68,7 @@ def test_each_test_begins_empty_and_the_store_of_the_settings_is_back_afterwards
 
 
 @pytest.mark.parametrize("by", [600, timedelta(minutes=10), "PT10M"])
-def test_time_passes_when_the_test_says_so(app: Celery, locks: UniqueLocks, by: object) -> None:
+def test_time_passes_when_the_test_says_so(app, locks, by):
     first = app.tasks["digest"].delay("ann")
     locks.end(first)
     assert_duplicate(app.tasks["digest"].delay("ann"), of=first)
@@ -84,7 +78,7 @@ def test_time_passes_when_the_test_says_so(app: Celery, locks: UniqueLocks, by: 
     assert_created(app.tasks["digest"].delay("ann"))
 
 
-def test_a_task_can_be_started_and_ended_without_a_worker(app: Celery, locks: UniqueLocks) -> None:
+def test_a_task_can_be_started_and_ended_without_a_worker(app, locks):
     rebuild = app.tasks["rebuild"]
     first = rebuild.delay(7)
     locks.assert_held(rebuild, (7,), by=first, state="available")
@@ -101,7 +95,7 @@ def test_a_task_can_be_started_and_ended_without_a_worker(app: Celery, locks: Un
     locks.assert_free(rebuild, (7,))
 
 
-def test_a_task_that_waits_can_be_cancelled(app: Celery, locks: UniqueLocks) -> None:
+def test_a_task_that_waits_can_be_cancelled(app, locks):
     first = app.tasks["rebuild"].delay(7)
 
     locks.end(first, "cancelled")
@@ -111,7 +105,7 @@ def test_a_task_that_waits_can_be_cancelled(app: Celery, locks: UniqueLocks) -> 
         locks.end(first, "cancelled")
 
 
-def test_an_assertion_that_fails_says_what_is_there(app: Celery, locks: UniqueLocks) -> None:
+def test_an_assertion_that_fails_says_what_is_there(app, locks):
     rebuild = app.tasks["rebuild"]
     with pytest.raises(AssertionError, match=r"the key of rebuild\(7\) is free"):
         locks.assert_held(rebuild, (7,))
@@ -146,7 +140,7 @@ SHOP = """
 """
 
 
-def test_the_fixtures_are_there_when_the_plugin_is_named(pytester: pytest.Pytester) -> None:
+def test_the_fixtures_are_there_when_the_plugin_is_named(pytester):
     pytester.makepyfile(shop=SHOP)
     pytester.makeconftest("""
         import pytest
@@ -175,7 +169,7 @@ def test_the_fixtures_are_there_when_the_plugin_is_named(pytester: pytest.Pytest
     result.assert_outcomes(passed=2)
 
 
-def test_unittest_needs_no_pytest(pytester: pytest.Pytester) -> None:
+def test_unittest_needs_no_pytest(pytester):
     pytester.makepyfile(shop=SHOP)
     pytester.makepyfile(
         test_shop="""

@@ -25,12 +25,12 @@ from celery_unique.operations.select import brief
         ("", ""),
     ],
 )
-def test_what_a_terminal_would_not_simply_show_is_escaped(text: str, shown: str) -> None:
+def test_what_a_terminal_would_not_simply_show_is_escaped(text, shown):
     assert printable(text) == shown
     assert printable(text).isprintable()
 
 
-def test_two_texts_never_look_the_same() -> None:
+def test_two_texts_never_look_the_same():
     texts = ["\x1b", "\\x1b", "\\\\x1b", "\u200b", "\\u200b"]
 
     assert len({printable(text) for text in texts}) == len(texts)
@@ -51,25 +51,23 @@ def test_two_texts_never_look_the_same() -> None:
         (86_400 * 400 + 7200, "400d 2h"),
     ],
 )
-def test_an_age_has_two_units_at_most(seconds: float, shown: str) -> None:
+def test_an_age_has_two_units_at_most(seconds, shown):
     assert brief(seconds * 1000) == shown
     assert brief(seconds * 1000, units=1) == shown.split(maxsplit=1)[0]
 
 
-def test_a_long_text_is_cut_in_its_middle() -> None:
+def test_a_long_text_is_cut_in_its_middle():
     assert shortened("shop.tasks.rebuild_index", 24) == "shop.tasks.rebuild_index"
     assert shortened("shop.tasks.rebuild_the_index", 20) == "shop.tas...the_index"
     assert len(shortened("x" * 500, 20)) == 20
 
 
-def test_a_wide_character_takes_two_columns_and_a_combining_one_none() -> None:
+def test_a_wide_character_takes_two_columns_and_a_combining_one_none():
     assert columns_of("大a") == 3
     assert columns_of("e\u0301") == 1
 
 
-def test_a_terminal_that_cannot_show_a_character_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_that_cannot_show_a_character_is_no_error(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
 
@@ -79,5 +77,5 @@ def test_a_terminal_that_cannot_show_a_character_is_no_error(
     assert stream.buffer.getvalue() == b"gr\\xf6\\xdfe \\u5927\n"  # type: ignore[attr-defined]
 
 
-def test_a_key_is_shortened_to_its_version_and_12_digits() -> None:
+def test_a_key_is_shortened_to_its_version_and_12_digits():
     assert short_key("1:" + "0123456789abcdef" * 4) == "1:0123456789ab"

@@ -41,11 +41,11 @@ def app_with(**conf: Any) -> Celery:
     return app
 
 
-def test_nothing_set_gives_the_defaults() -> None:
+def test_nothing_set_gives_the_defaults():
     assert read_settings(app_with()) == UniqueSettings()
 
 
-def test_the_defaults() -> None:
+def test_the_defaults():
     expected = UniqueSettings(
         store_url=None,
         namespace="",
@@ -71,7 +71,7 @@ def test_the_defaults() -> None:
     }
 
 
-def test_every_option_has_a_setting_for_its_default() -> None:
+def test_every_option_has_a_setting_for_its_default():
     assert list(DEFAULT_SETTINGS.values()) == list(OPTION_FIELDS)
     assert set(DEFAULT_SETTINGS) == {
         "unique_default_for",
@@ -86,7 +86,7 @@ def test_every_option_has_a_setting_for_its_default() -> None:
     }
 
 
-def test_every_setting_is_read() -> None:
+def test_every_setting_is_read():
     app = app_with(
         unique_store_url="redis://localhost/1",
         unique_namespace="shop:prod",
@@ -136,13 +136,13 @@ def test_every_setting_is_read() -> None:
     )
 
 
-def test_none_is_not_set() -> None:
+def test_none_is_not_set():
     names = {**SETTINGS, **DEFAULT_SETTINGS}
 
     assert read_settings(app_with(**dict.fromkeys(names))) == UniqueSettings()
 
 
-def test_repr_shows_neither_the_secret_nor_a_password() -> None:
+def test_repr_shows_neither_the_secret_nor_a_password():
     app = app_with(unique_key_secret="geheim", unique_store_url="redis://:hunter2@host/0")
 
     shown = repr(read_settings(app))
@@ -162,7 +162,7 @@ def test_repr_shows_neither_the_secret_nor_a_password() -> None:
         {"unique_namespace": "a-b_c.d:e/f@g+h"},
     ],
 )
-def test_it_is_accepted(conf: dict[str, Any]) -> None:
+def test_it_is_accepted(conf):
     read_settings(app_with(**conf))
 
 
@@ -204,9 +204,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("conf", "setting", "cure"), REFUSED, ids=[str(c) for c, *_ in REFUSED])
-def test_it_is_refused_with_the_setting_and_the_cure(
-    conf: dict[str, Any], setting: str, cure: str
-) -> None:
+def test_it_is_refused_with_the_setting_and_the_cure(conf, setting, cure):
     with pytest.raises(ConfigurationError) as raised:
         read_settings(app_with(**conf))
 
@@ -215,14 +213,14 @@ def test_it_is_refused_with_the_setting_and_the_cure(
     assert cure in str(raised.value)
 
 
-def test_a_wrong_secret_is_not_shown() -> None:
+def test_a_wrong_secret_is_not_shown():
     with pytest.raises(ConfigurationError, match="list is not str or bytes") as raised:
         read_settings(app_with(unique_key_secret=["geheim"]))
 
     assert "geheim" not in repr(raised.value)
 
 
-def test_a_password_in_something_that_is_no_url_is_not_shown() -> None:
+def test_a_password_in_something_that_is_no_url_is_not_shown():
     with pytest.raises(ConfigurationError, match="'host:6379' is not a URL") as raised:
         read_settings(app_with(unique_store_url="me:hunter2@host:6379"))
 
@@ -242,7 +240,7 @@ def with_namespace(source: Any, namespace: str = "CELERY") -> Celery:
     return app
 
 
-def test_settings_come_from_behind_a_namespace() -> None:
+def test_settings_come_from_behind_a_namespace():
     app = with_namespace(django_like(CELERY_UNIQUE_RUN_LEASE=5, CELERY_UNIQUE_DEFAULT_FOR="PT1H"))
 
     settings = read_settings(app)
@@ -251,7 +249,7 @@ def test_settings_come_from_behind_a_namespace() -> None:
     assert settings.app_defaults == {"unique_for": timedelta(hours=1)}
 
 
-def test_settings_come_from_djangos_settings() -> None:
+def test_settings_come_from_djangos_settings():
     django_conf = pytest.importorskip("django.conf")
     source = django_conf.LazySettings()
     source.configure(CELERY_UNIQUE_NAMESPACE="shop", CELERY_UNIQUE_EAGR=True)
@@ -262,7 +260,7 @@ def test_settings_come_from_djangos_settings() -> None:
         warn_unknown_settings(app)
 
 
-def test_a_setting_made_on_the_app_wins_over_one_behind_a_namespace() -> None:
+def test_a_setting_made_on_the_app_wins_over_one_behind_a_namespace():
     app = with_namespace(django_like(CELERY_UNIQUE_NAMESPACE="a"))
 
     app.conf.update(unique_namespace="b")
@@ -282,7 +280,7 @@ def warned(app: Celery) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, *DEFAULT_SETTINGS])
-def test_a_setting_of_ours_is_not_warned_about(name: str) -> None:
+def test_a_setting_of_ours_is_not_warned_about(name):
     assert warned(app_with(**{name: None})) == []
     assert warned(with_namespace(django_like(**{f"CELERY_{name.upper()}": None}))) == []
 
@@ -298,7 +296,7 @@ def test_a_setting_of_ours_is_not_warned_about(name: str) -> None:
         ("CELERY_UNIQUE_STORE_URL", "unique_store_url"),  # without a namespace nothing reads it
     ],
 )
-def test_a_name_that_nothing_reads_is_told_with_the_nearest(name: str, meant: str) -> None:
+def test_a_name_that_nothing_reads_is_told_with_the_nearest(name, meant):
     assert warned(app_with(**{name: 1})) == [
         f"{name} is not a setting, and nothing reads it. Did you mean {meant!r}?"
     ]
@@ -312,13 +310,13 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest(name: str, meant: st
         ("UNIQUE_STOR_URL", "CELERY_UNIQUE_STORE_URL"),
     ],
 )
-def test_behind_a_namespace_the_nearest_is_spelled_with_it(name: str, meant: str) -> None:
+def test_behind_a_namespace_the_nearest_is_spelled_with_it(name, meant):
     assert warned(with_namespace(django_like(**{name: 1}))) == [
         f"{name} is not a setting, and nothing reads it. Did you mean {meant!r}?"
     ]
 
 
-def test_another_namespace_is_respected() -> None:
+def test_another_namespace_is_respected():
     app = with_namespace({"SHOP_UNIQUE_EAGR": 1, "SHOP_UNIQUE_RUN_LEASE": 5}, namespace="SHOP")
 
     assert read_settings(app).run_lease == timedelta(seconds=5)
@@ -327,13 +325,13 @@ def test_another_namespace_is_respected() -> None:
     ]
 
 
-def test_a_name_near_to_none_lists_them_all() -> None:
+def test_a_name_near_to_none_lists_them_all():
     (message,) = warned(app_with(unique_xyzzy=1))
 
     assert all(name in message for name in (*SETTINGS, *DEFAULT_SETTINGS))
 
 
-def test_a_name_that_several_begin_with_lists_those() -> None:
+def test_a_name_that_several_begin_with_lists_those():
     (message,) = warned(app_with(unique_default=60))
 
     assert message == (
@@ -346,12 +344,12 @@ def test_a_name_that_several_begin_with_lists_those() -> None:
         check_setting_names(["unique_default"])
 
 
-def test_settings_of_others_are_left_alone() -> None:
+def test_settings_of_others_are_left_alone():
     assert warned(with_namespace(django_like(UNIQUE_VISITORS=1, UNIQUELY="x"))) == []
     assert warned(app_with(uniqueness=1, my_unique_id=2)) == []
 
 
-def test_it_is_told_once() -> None:
+def test_it_is_told_once():
     app = app_with(unique_stor_url=1)
 
     assert len(warned(app)) == 1
@@ -362,7 +360,7 @@ def test_it_is_told_once() -> None:
     ("name", "meant"),
     [("unique_stor_url", "unique_store_url"), ("store_url", "unique_store_url"), ("xyzzy", "Use ")],
 )
-def test_a_wrong_name_given_by_hand_is_an_error(name: str, meant: str) -> None:
+def test_a_wrong_name_given_by_hand_is_an_error(name, meant):
     with pytest.raises(ConfigurationError, match=f"{name} is not a setting") as raised:
         check_setting_names(["unique_eager", name])
 
@@ -370,7 +368,7 @@ def test_a_wrong_name_given_by_hand_is_an_error(name: str, meant: str) -> None:
     assert raised.value.setting == name
 
 
-def test_importing_policies_options_and_settings_loads_nothing_slow() -> None:
+def test_importing_policies_options_and_settings_loads_nothing_slow():
     code = (
         "import sys, celery_unique.config.settings, celery_unique.config.store_url; "
         "print({'celery', 'kombu', 'isodate', 'difflib', 'redis'} & sys.modules.keys())"

@@ -88,11 +88,11 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("conf", "url", "options"), FOUND, ids=[str(c) for c, *_ in FOUND])
-def test_it_is_found(conf: dict[str, Any], url: str, options: dict[str, Any]) -> None:
+def test_it_is_found(conf, url, options):
     assert url_of(**conf) == (url, options)
 
 
-def test_it_is_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_in_the_environment(monkeypatch):
     monkeypatch.setenv("CELERY_BROKER_WRITE_URL", REDIS)
 
     assert url_of(broker_url="amqp://") == (REDIS, {})
@@ -117,7 +117,7 @@ NOT_FOUND = [
 
 
 @pytest.mark.parametrize(("conf", "said"), NOT_FOUND, ids=[str(c) for c, _ in NOT_FOUND])
-def test_where_there_is_none_it_says_what_to_set(conf: dict[str, Any], said: str) -> None:
+def test_where_there_is_none_it_says_what_to_set(conf, said):
     with pytest.raises(ConfigurationError, match=r"Set unique_store_url, for example") as raised:
         url_of(**conf)
 
@@ -139,7 +139,7 @@ def test_where_there_is_none_it_says_what_to_set(conf: dict[str, Any], said: str
         ("mem", "memory"),
     ],
 )
-def test_an_unknown_scheme_is_told_with_the_nearest(scheme: str, meant: str) -> None:
+def test_an_unknown_scheme_is_told_with_the_nearest(scheme, meant):
     with pytest.raises(ConfigurationError) as raised:
         url_of(unique_store_url=f"{scheme}://me:hunter2@host/0")
 
@@ -148,7 +148,7 @@ def test_an_unknown_scheme_is_told_with_the_nearest(scheme: str, meant: str) -> 
     assert "hunter2" not in repr(raised.value)
 
 
-def test_a_scheme_near_to_none_is_told_with_all() -> None:
+def test_a_scheme_near_to_none_is_told_with_all():
     with pytest.raises(
         ConfigurationError,
         match=r"no lock store for xyz://. Use 'django-cache://', 'django-db://', 'mariadb://', ",
@@ -156,12 +156,12 @@ def test_a_scheme_near_to_none_is_told_with_all() -> None:
         url_of(unique_store_url="xyz://host")
 
 
-def test_ssl_options_of_another_kind_are_refused() -> None:
+def test_ssl_options_of_another_kind_are_refused():
     with pytest.raises(ConfigurationError, match=r"broker_use_ssl: .* or set unique_store_url"):
         url_of(broker_url=REDIS, broker_use_ssl="yes")
 
 
-def test_it_is_found_on_an_app_that_has_not_been_configured_yet() -> None:
+def test_it_is_found_on_an_app_that_has_not_been_configured_yet():
     app = Celery("shop", broker=REDIS, set_as_current=False)
 
     assert store_url(app, UniqueSettings()) == (REDIS, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_unique.followers.continuations import continues, finishing
 
 
-def test_a_block_that_a_signal_kept_from_its_end_finishes_nothing_afterwards() -> None:
+def test_a_block_that_a_signal_kept_from_its_end_finishes_nothing_afterwards():
     block = finishing()
     block.__enter__()
     assert continues(None)
@@ -15,7 +15,7 @@ def test_a_block_that_a_signal_kept_from_its_end_finishes_nothing_afterwards() -
     assert not continues(None)
 
 
-def test_blocks_can_be_nested() -> None:
+def test_blocks_can_be_nested():
     with finishing():
         with finishing():
             assert continues(None)

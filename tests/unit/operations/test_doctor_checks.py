@@ -45,11 +45,11 @@ def redis_findings(save: Any = (b"save", b""), **info: str) -> list[tuple[str, s
         ({"save": PermissionError("NOPERM")}, []),
     ],
 )
-def test_redis(info: dict[str, Any], found: list[tuple[str, str]]) -> None:
+def test_redis(info, found):
     assert redis_findings(**info) == found
 
 
-def test_a_redis_that_may_not_be_asked_is_a_note() -> None:
+def test_a_redis_that_may_not_be_asked_is_a_note():
     [finding] = diagnosis_of([PermissionError("NOPERM"), PermissionError("NOPERM")]).findings
 
     assert (finding.check, finding.level) == ("rights", "note")
@@ -65,7 +65,7 @@ def test_a_redis_that_may_not_be_asked_is_a_note() -> None:
         ({"synchronous_commit": "off"}, ["persistence"]),
     ],
 )
-def test_postgresql(facts: dict[str, str], found: list[str]) -> None:
+def test_postgresql(facts, found):
     well = {"role": "primary", "fsync": "on", "synchronous_commit": "on"}
 
     assert [finding.check for finding in _findings({**well, **facts})] == found
@@ -91,13 +91,13 @@ def renewal(**facts: Any) -> dict[str, Any]:
         (None, "was not started"),
     ],
 )
-def test_renewing(health: dict[str, Any] | None, said: str) -> None:
+def test_renewing(health, said):
     found = list(checks.renewing(told(renewal=health)))
 
     assert [said in finding.message for finding in found] == ([True] if said else [])
 
 
-def test_the_health_of_renewing_is_told_in_seconds_that_passed() -> None:
+def test_the_health_of_renewing_is_told_in_seconds_that_passed():
     health = RenewalHealth(every_s=20)
     health.round_failed(RuntimeError("no route"))
     health.round_failed(RuntimeError())
@@ -118,11 +118,11 @@ def test_the_health_of_renewing_is_told_in_seconds_that_passed() -> None:
     ("skew_ms", "round_trip_ms", "found"),
     [(0, 1, 0), (900, 1, 0), (-1100, 1, 1), (1100, 1, 1), (1100, 400, 0)],
 )
-def test_clock(skew_ms: float, round_trip_ms: float, found: int) -> None:
+def test_clock(skew_ms, round_trip_ms, found):
     assert len(list(checks.clock(skew_ms, round_trip_ms))) == found
 
 
-def test_the_clock_of_a_worker_is_compared_with_the_stores() -> None:
+def test_the_clock_of_a_worker_is_compared_with_the_stores():
     workers = told(clock_ms=1_000_000)
     workers.answered_at_ms["w@h"] = 1_090_000  # here, where the clock is 90 s ahead
 
@@ -131,7 +131,7 @@ def test_the_clock_of_a_worker_is_compared_with_the_stores() -> None:
     assert "90.0 s behind" in finding.message
 
 
-def test_a_file_on_two_machines_is_found() -> None:
+def test_a_file_on_two_machines_is_found():
     import socket
 
     here = Diagnosis("machine")
@@ -141,14 +141,14 @@ def test_a_file_on_two_machines_is_found() -> None:
     assert (finding.check, finding.level) == ("reach", "error")
 
 
-def test_a_worker_that_is_silent_is_told() -> None:
+def test_a_worker_that_is_silent_is_told():
     [finding] = checks.presence(Workers(silent=["w@h"]), 2)
 
     assert "w@h" in finding.message
     assert "--timeout" in finding.cure
 
 
-def test_a_worker_of_another_release_is_a_note() -> None:
+def test_a_worker_of_another_release_is_a_note():
     from celery_unique.keys.digest import KEY_VERSION
 
     [finding] = checks.same_versions(told(key_version=KEY_VERSION, library="0.0.9"))
@@ -156,7 +156,7 @@ def test_a_worker_of_another_release_is_a_note() -> None:
     assert finding.level == "note"
 
 
-def test_a_worker_without_a_store_is_told_with_its_reason() -> None:
+def test_a_worker_without_a_store_is_told_with_its_reason():
     [finding] = checks.same_store(told(store=None, store_error="none is set"), "ab", "")
 
     assert "none is set" in finding.message

@@ -52,7 +52,7 @@ def seen(store: MemoryStore) -> Followed:
     return followed
 
 
-def test_followers_of_a_living_task_are_counted(store: MemoryStore) -> None:
+def test_followers_of_a_living_task_are_counted(store):
     confirm(store, KEY, "holder")
 
     followed = seen(store)
@@ -62,7 +62,7 @@ def test_followers_of_a_living_task_are_counted(store: MemoryStore) -> None:
     assert "3 calls follow another one" in followed.right()
 
 
-def test_followers_are_overdue_once_several_rounds_should_have_met_them(store: MemoryStore) -> None:
+def test_followers_are_overdue_once_several_rounds_should_have_met_them(store):
     advance(store, GRACE + PATIENCE_MS - 5000)
     in_time = seen(store)
     advance(store, 10_000)
@@ -79,7 +79,7 @@ def test_followers_are_overdue_once_several_rounds_should_have_met_them(store: M
     assert "start a worker" in finding.cure
 
 
-def test_followers_that_a_worker_has_claimed_are_not_overdue(store: MemoryStore) -> None:
+def test_followers_that_a_worker_has_claimed_are_not_overdue(store):
     advance(store, GRACE + PATIENCE_MS + 5000)
     assert store.reap(KEY, "worker", 60_000)
 
@@ -90,7 +90,7 @@ def test_followers_that_a_worker_has_claimed_are_not_overdue(store: MemoryStore)
     assert seen(store).overdue == 3
 
 
-def test_a_promoted_follower_is_counted_with_those_that_follow_it(store: MemoryStore) -> None:
+def test_a_promoted_follower_is_counted_with_those_that_follow_it(store):
     advance(store, GRACE + 1000)
     first = store.reap(KEY, "worker", 60_000)[0]
     assert store.promote(KEY, first.follower_id, "worker", GRACE, GRACE) == "publish"
@@ -98,7 +98,7 @@ def test_a_promoted_follower_is_counted_with_those_that_follow_it(store: MemoryS
     assert seen(store).calls == 3
 
 
-def test_it_is_asked_less_of_workers_that_look_less_often(runtime: AppState) -> None:
+def test_it_is_asked_less_of_workers_that_look_less_often(runtime):
     alone = nobody_seen_yet(runtime, Workers())
     slow = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": {"every_s": 90.0}}}))
     broken = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": None}}))
@@ -113,7 +113,7 @@ def told(before: str, after: str, at_s: int) -> dict[str, Any]:
     return {"before": before, "after": after, "noticed_at_ms": at_s * 1000}
 
 
-def test_a_fail_over_is_one_whoever_noticed_it(runtime: AppState) -> None:
+def test_a_fail_over_is_one_whoever_noticed_it(runtime):
     runtime.failovers.append(FailOver("a:1", "b:1", noticed_at=50.0))
     workers = Workers(
         told={

@@ -20,7 +20,7 @@ def app_of(**settings: Any) -> Celery:
     return celery_unique.install(app, **settings)
 
 
-def test_it_has_the_form_of_the_specification() -> None:
+def test_it_has_the_form_of_the_specification():
     found = manifest(app_of(store_url="redis://nowhere.invalid:1/0"))
 
     assert found == {
@@ -42,7 +42,7 @@ def test_it_has_the_form_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "redis://", "postgresql+psycopg://"])
-def test_strength_and_mechanism_are_those_of_the_configured_store(url: str) -> None:
+def test_strength_and_mechanism_are_those_of_the_configured_store(url):
     address = {"memory://": "", "sqlite://": "//tmp/never-made.sqlite3"}.get(url, "h.invalid/0")
     app = app_of(store_url=url + address)
     store = state_of(app).store
@@ -53,7 +53,7 @@ def test_strength_and_mechanism_are_those_of_the_configured_store(url: str) -> N
     }
 
 
-def test_a_store_of_somebody_else_is_not_said_to_be_strong() -> None:
+def test_a_store_of_somebody_else_is_not_said_to_be_strong():
     class Weak(MemoryStore):
         guarantee = "best-effort"
         mechanism = "hope"
@@ -67,19 +67,19 @@ def test_a_store_of_somebody_else_is_not_said_to_be_strong() -> None:
     }
 
 
-def test_without_a_store_it_says_what_to_set() -> None:
+def test_without_a_store_it_says_what_to_set():
     with pytest.raises(ConfigurationError, match="unique_store_url"):
         manifest(app_of())
 
 
-def test_an_app_that_is_not_installed_is_told_what_to_do() -> None:
+def test_an_app_that_is_not_installed_is_told_what_to_do():
     app = Celery("plain", broker="memory://", set_as_current=False)
 
     with pytest.raises(ConfigurationError, match=r"celery_unique\.install"):
         manifest(app)
 
 
-def test_the_current_app_will_do() -> None:
+def test_the_current_app_will_do():
     app = app_of(store_url="memory://")
     app.set_current()
     try:
@@ -90,7 +90,7 @@ def test_the_current_app_will_do() -> None:
         _state._tls.current_app = None
 
 
-def test_a_function_is_still_a_function_after_its_module_was_imported() -> None:
+def test_a_function_is_still_a_function_after_its_module_was_imported():
     """A module of a function's name would take its place in the package."""
     for name in celery_unique.__all__:
         value = getattr(celery_unique, name)

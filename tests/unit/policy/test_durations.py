@@ -43,7 +43,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("value", "expected"), ACCEPTED)
-def test_it_is_accepted(value: object, expected: timedelta) -> None:
+def test_it_is_accepted(value, expected):
     assert parse_duration(value, "period") == expected
 
 
@@ -84,9 +84,7 @@ TOO_LONG = [
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 40 else type(value).__name__,
 )
-def test_it_is_refused_with_the_field_and_the_cure(
-    value: object, complaint: str, cure: str
-) -> None:
+def test_it_is_refused_with_the_field_and_the_cure(value, complaint, cure):
     with pytest.raises(InvalidPolicy) as raised:
         parse_duration(value, "period")
 
@@ -98,7 +96,7 @@ def test_it_is_refused_with_the_field_and_the_cure(
     assert len(message) < 300
 
 
-def test_the_field_can_go_by_another_name() -> None:
+def test_the_field_can_go_by_another_name():
     with pytest.raises(InvalidPolicy, match=r"^period \(unique_for\): ") as raised:
         parse_duration("10m", "period", "period (unique_for)")
 
@@ -106,7 +104,7 @@ def test_the_field_can_go_by_another_name() -> None:
 
 
 @given(durations)
-def test_text_and_length_agree(duration: timedelta) -> None:
+def test_text_and_length_agree(duration):
     text = to_iso8601(duration)
 
     assert parse_duration(text, "period") == duration
@@ -114,7 +112,7 @@ def test_text_and_length_agree(duration: timedelta) -> None:
 
 
 @given(durations)
-def test_what_was_parsed_parses_again_to_itself(duration: timedelta) -> None:
+def test_what_was_parsed_parses_again_to_itself(duration):
     assert parse_duration(parse_duration(duration, "period"), "period") == duration
 
 
@@ -129,17 +127,17 @@ def test_what_was_parsed_parses_again_to_itself(duration: timedelta) -> None:
         (timedelta(days=1, hours=2, minutes=3, seconds=4, microseconds=5), "P1DT2H3M4.000005S"),
     ],
 )
-def test_text_of_a_duration(duration: timedelta, text: str) -> None:
+def test_text_of_a_duration(duration, text):
     assert to_iso8601(duration) == text
 
 
-def test_a_negative_duration_has_no_text() -> None:
+def test_a_negative_duration_has_no_text():
     with pytest.raises(ValueError, match="never negative"):
         to_iso8601(timedelta(seconds=-1))
 
 
 @given(st.from_regex(OJS_PATTERN, fullmatch=True))
-def test_everything_ojs_can_write_is_a_duration_or_out_of_bounds(text: str) -> None:
+def test_everything_ojs_can_write_is_a_duration_or_out_of_bounds(text):
     complaint = complaint_about(text)
 
     # "P" alone is in the pattern, and says nothing.
@@ -159,6 +157,6 @@ def complaint_about(text: str) -> str | None:
     [600, 600.0, timedelta(minutes=10), None, "PT1.5H", "PT1,5S", "-PT5M", "+PT5M", "PT5M\n",
      "PT٣M", "P0001-01-01T00:00:00", "", "P1D1Y", ["PT5M"]],
 )  # fmt: skip
-def test_ojs_has_one_form_only(value: object) -> None:
+def test_ojs_has_one_form_only(value):
     with pytest.raises(InvalidPolicy, match=r"period: .*'PT10M'.*Open Job Spec requires"):
         parse_ojs_duration(value)

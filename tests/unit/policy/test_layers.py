@@ -29,7 +29,7 @@ MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
 
-def test_the_options_and_the_fields_they_set() -> None:
+def test_the_options_and_the_fields_they_set():
     expected = {
         "unique_for": "period",
         "unique_on": "args_keys",
@@ -50,7 +50,7 @@ def test_the_options_and_the_fields_they_set() -> None:
 # -- Taking them out of a call ---------------------------------------------------------------------
 
 
-def test_our_options_are_taken_out_and_the_others_stay() -> None:
+def test_our_options_are_taken_out_and_the_others_stay():
     options = {"queue": "slow", "unique_for": 60, "idempotency_key": "k", "headers": {"unique": 1}}
 
     taken = take_call_options(options)
@@ -59,7 +59,7 @@ def test_our_options_are_taken_out_and_the_others_stay() -> None:
     assert options == {"queue": "slow", "headers": {"unique": 1}}
 
 
-def test_every_option_of_ours_is_taken_out() -> None:
+def test_every_option_of_ours_is_taken_out():
     options = dict.fromkeys(TASK_OPTIONS)
 
     taken = take_call_options(options)
@@ -68,20 +68,20 @@ def test_every_option_of_ours_is_taken_out() -> None:
     assert options == {}
 
 
-def test_a_call_without_our_options_has_none() -> None:
+def test_a_call_without_our_options_has_none():
     options = {"countdown": 3, "identity": "mine"}
 
     assert take_call_options(options) == {}
     assert options == {"countdown": 3, "identity": "mine"}
 
 
-def test_the_ttl_is_checked_when_it_is_taken() -> None:
+def test_the_ttl_is_checked_when_it_is_taken():
     taken = take_call_options({"idempotency_key": "k", "idempotency_ttl": "PT1H"})
 
     assert taken == {"idempotency_key": "k", "idempotency_ttl": HOUR}
 
 
-def test_an_idempotency_option_that_is_none_was_not_given() -> None:
+def test_an_idempotency_option_that_is_none_was_not_given():
     options = {"idempotency_key": None, "idempotency_ttl": None, "unique_for": None}
 
     assert take_call_options(options) == {"unique_for": None}
@@ -105,7 +105,7 @@ def test_an_idempotency_option_that_is_none_was_not_given() -> None:
         ({"idempotency_ttl": 0, "idempotency_key": "k"}, "idempotency_ttl", "one millisecond"),
     ],
 )
-def test_a_wrong_call_option_is_refused(options: dict[str, Any], field: str, cure: str) -> None:
+def test_a_wrong_call_option_is_refused(options, field, cure):
     with pytest.raises(InvalidPolicy) as raised:
         take_call_options({"queue": "slow", **options})
 
@@ -142,7 +142,7 @@ MEANT_OF_A_KEY = {
 
 @pytest.mark.parametrize(("name", "meant"), MEANT.items())
 @pytest.mark.parametrize("where", ["call", "task"])
-def test_what_was_meant_by_another_word_is_named(name: str, meant: str, where: str) -> None:
+def test_what_was_meant_by_another_word_is_named(name, meant, where):
     with pytest.raises(InvalidPolicy) as raised:
         check_names([name], where)
 
@@ -150,7 +150,7 @@ def test_what_was_meant_by_another_word_is_named(name: str, meant: str, where: s
 
 
 @pytest.mark.parametrize(("name", "meant"), MEANT_OF_A_KEY.items())
-def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name: str, meant: str) -> None:
+def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name, meant):
     with pytest.raises(InvalidPolicy, match=rf"\(call\) .* Did you mean '{meant}'\? Use"):
         check_names([name], "call")
     with pytest.raises(InvalidPolicy, match=rf"'{meant}'\? It is for one call: .*{meant}="):
@@ -173,17 +173,17 @@ def test_what_was_meant_of_a_key_is_named_and_belongs_to_the_call(name: str, mea
         ("unique_fro", "unique_for"),
     ],
 )
-def test_a_near_miss_in_a_decorator_is_refused(name: str, meant: str) -> None:
+def test_a_near_miss_in_a_decorator_is_refused(name, meant):
     with pytest.raises(InvalidPolicy, match=rf"{name} \(task\) .* Did you mean '{meant}'\?"):
         check_near_names([name], "task")
 
 
 @pytest.mark.parametrize("name", sorted(TASK_OPTIONS))
-def test_an_option_is_no_near_miss(name: str) -> None:
+def test_an_option_is_no_near_miss(name):
     check_near_names([name], "task")
 
 
-def test_options_of_others_are_no_near_misses() -> None:
+def test_options_of_others_are_no_near_misses():
     theirs = ["uniqueness", "unit", "union", "until", "unlock", "idempotent", "identity", "id"]
     others = ["identity_map", "identity_source", "identity_store", "idle", "uid", "queue", "once"]
 
@@ -191,17 +191,17 @@ def test_options_of_others_are_no_near_misses() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CALL_ONLY))
-def test_what_is_per_call_is_refused_in_a_task(name: str) -> None:
+def test_what_is_per_call_is_refused_in_a_task(name):
     with pytest.raises(InvalidPolicy, match=rf"{name} was given in the task shop.pay.*apply_async"):
         check_names([name], "task shop.pay")
 
 
-def test_an_unknown_option_of_a_task_is_refused() -> None:
+def test_an_unknown_option_of_a_task_is_refused():
     with pytest.raises(InvalidPolicy, match=r"unique_fr \(task shop.pay\) .* 'unique_for'\?"):
         check_names(["rate_limit", "unique_fr"], "task shop.pay")
 
 
-def test_other_attributes_of_a_task_are_left_alone() -> None:
+def test_other_attributes_of_a_task_are_left_alone():
     check_names(
         ["uniq", "uniqueness", "identity_map", "identity_s", *TASK_OPTIONS], "task shop.pay"
     )
@@ -213,15 +213,15 @@ def test_other_attributes_of_a_task_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "layers", [[], [{}], [{"unique": None}], [{"unique": False}], [{"queue": "x"}]]
 )
-def test_what_is_not_said_to_be_unique_is_not(layers: list[dict[str, Any]]) -> None:
+def test_what_is_not_said_to_be_unique_is_not(layers):
     assert resolve(layers) is None
 
 
-def test_unique_true_is_the_default_policy() -> None:
+def test_unique_true_is_the_default_policy():
     assert resolve([{"unique": True}]) == UniquePolicy()
 
 
-def test_every_option_sets_its_field() -> None:
+def test_every_option_sets_its_field():
     policy = resolve(
         [
             {
@@ -250,7 +250,7 @@ def test_every_option_sets_its_field() -> None:
     )
 
 
-def test_a_policy_and_a_mapping_are_taken_as_they_are() -> None:
+def test_a_policy_and_a_mapping_are_taken_as_they_are():
     policy = UniquePolicy(period=60, on_conflict="reject")
     document = {"keys": ["type", "args"], "period": "PT1M"}
 
@@ -258,7 +258,7 @@ def test_a_policy_and_a_mapping_are_taken_as_they_are() -> None:
     assert resolve([{"unique": document}]) == policy
 
 
-def test_options_beside_a_policy_or_mapping_replace_single_fields() -> None:
+def test_options_beside_a_policy_or_mapping_replace_single_fields():
     policy = UniquePolicy(period=60, args_keys="a", on_conflict="reject")
 
     beside_policy = resolve([{"unique": policy, "unique_for": "PT1H"}])
@@ -269,7 +269,7 @@ def test_options_beside_a_policy_or_mapping_replace_single_fields() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, 0, "yes", "", ["type"], UniquePolicy, object()])
-def test_unique_is_true_false_a_policy_or_a_mapping(wrong: Any) -> None:
+def test_unique_is_true_false_a_policy_or_a_mapping(wrong):
     with pytest.raises(
         InvalidPolicy, match=r"unique: .* is not a policy: give True, False"
     ) as raised:
@@ -281,7 +281,7 @@ def test_unique_is_true_false_a_policy_or_a_mapping(wrong: Any) -> None:
 # -- Several layers --------------------------------------------------------------------------------
 
 
-def test_the_highest_layer_that_gives_a_field_decides_it() -> None:
+def test_the_highest_layer_that_gives_a_field_decides_it():
     call = {"unique_for": 1}
     task = {"unique": True, "unique_for": 2, "unique_on_conflict": "reject"}
     annotations = {"unique_for": 3, "unique_on_conflict": "replace", "unique_states": "window"}
@@ -298,21 +298,21 @@ def test_the_highest_layer_that_gives_a_field_decides_it() -> None:
     )
 
 
-def test_unique_true_above_a_policy_keeps_its_fields() -> None:
+def test_unique_true_above_a_policy_keeps_its_fields():
     policy = UniquePolicy(period=60, states="window")
 
     assert resolve([{"unique": True}, {"unique": policy}]) == policy
     assert resolve([{"unique": True}, {"unique": False}, {"unique": policy}]) == policy
 
 
-def test_a_policy_hides_what_is_below_it() -> None:
+def test_a_policy_hides_what_is_below_it():
     below = {"unique": True, "unique_for": 60, "unique_on": "a"}
     defaults = {"unique_states": "window", "unique_on_conflict": "reject"}
 
     assert resolve([{"unique": UniquePolicy()}, below], defaults=defaults) == UniquePolicy()
 
 
-def test_a_mapping_hides_what_is_below_it() -> None:
+def test_a_mapping_hides_what_is_below_it():
     below = {"unique": True, "unique_for": 60}
 
     policy = resolve(
@@ -322,7 +322,7 @@ def test_a_mapping_hides_what_is_below_it() -> None:
     assert policy == UniquePolicy(keys="type", on_conflict="reject")
 
 
-def test_options_above_a_policy_replace_single_fields() -> None:
+def test_options_above_a_policy_replace_single_fields():
     policy = UniquePolicy(period=60, states="window")
 
     assert resolve([{"unique_for": 1}, {"unique": policy}]) == UniquePolicy(
@@ -330,22 +330,22 @@ def test_options_above_a_policy_replace_single_fields() -> None:
     )
 
 
-def test_unique_false_in_a_call_turns_it_off() -> None:
+def test_unique_false_in_a_call_turns_it_off():
     assert resolve([{"unique": False}, {"unique": True, "unique_for": 60}]) is None
 
 
-def test_unique_false_lets_options_stand_beside_and_below_it() -> None:
+def test_unique_false_lets_options_stand_beside_and_below_it():
     assert resolve([{"unique": False, "unique_for": 60}]) is None
     assert resolve([{"unique": False}, {"unique_for": 60}]) is None
 
 
-def test_unique_true_in_a_call_wakes_the_options_of_the_task() -> None:
+def test_unique_true_in_a_call_wakes_the_options_of_the_task():
     task = {"unique": False, "unique_for": 60}
 
     assert resolve([{"unique": True}, task]) == UniquePolicy(period=60)
 
 
-def test_a_wrong_option_beside_unique_false_is_still_wrong() -> None:
+def test_a_wrong_option_beside_unique_false_is_still_wrong():
     with pytest.raises(InvalidPolicy, match="unique_for"):
         resolve([{"unique": False, "unique_for": "10m"}])
     with pytest.raises(InvalidPolicy, match="clashes"):
@@ -353,7 +353,7 @@ def test_a_wrong_option_beside_unique_false_is_still_wrong() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(OPTION_FIELDS))
-def test_an_option_where_unique_is_set_nowhere_is_refused(option: str) -> None:
+def test_an_option_where_unique_is_set_nowhere_is_refused(option):
     values = {"unique_max_wait": 60, "unique_for": 60, "unique_key": "{a}"}
     choices = {"unique_states": "window", "unique_on_conflict": "reject", "unique_by": "args"}
     value = {**values, **choices, "identity_strategy": "strict"}.get(option, "name")
@@ -362,20 +362,20 @@ def test_an_option_where_unique_is_set_nowhere_is_refused(option: str) -> None:
         resolve([{}, {option: value}])
 
 
-def test_an_option_above_unique_false_is_refused() -> None:
+def test_an_option_above_unique_false_is_refused():
     with pytest.raises(InvalidPolicy, match=r"unique_for=60 .* unique is False: add unique=True"):
         resolve([{"unique_for": 60}, {"unique": False}])
 
 
-def test_an_option_below_unique_is_not_set_nowhere() -> None:
+def test_an_option_below_unique_is_not_set_nowhere():
     assert resolve([{"unique": True}, {"unique_for": 60}]) == UniquePolicy(period=60)
 
 
-def test_an_option_that_is_none_is_no_option_where_unique_is_set_nowhere() -> None:
+def test_an_option_that_is_none_is_no_option_where_unique_is_set_nowhere():
     assert resolve([{"unique_for": None}, {"unique_on": None}]) is None
 
 
-def test_the_apps_defaults_never_make_a_task_unique_nor_raise() -> None:
+def test_the_apps_defaults_never_make_a_task_unique_nor_raise():
     defaults = {"unique_for": 60, "unique_on_conflict": "reject"}
 
     assert resolve([{}], defaults=defaults) is None
@@ -384,7 +384,7 @@ def test_the_apps_defaults_never_make_a_task_unique_nor_raise() -> None:
     )
 
 
-def test_none_takes_a_field_back_to_the_librarys_default() -> None:
+def test_none_takes_a_field_back_to_the_librarys_default():
     task = {
         "unique": True,
         "unique_for": 60,
@@ -430,16 +430,14 @@ DEPENDENT = [
 
 
 @pytest.mark.parametrize(("above", "below", "expected"), DEPENDENT)
-def test_a_field_from_below_gives_way(
-    above: dict[str, Any], below: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_a_field_from_below_gives_way(above, below, expected):
     policy = UniquePolicy(**expected)
 
     assert resolve([above, {"unique": True, **below}]) == policy
     assert resolve([{"unique": True, **above}], defaults=below) == policy
 
 
-def test_a_field_of_a_policy_gives_way_to_an_option_beside_it() -> None:
+def test_a_field_of_a_policy_gives_way_to_an_option_beside_it():
     policy = UniquePolicy(args_keys="a")
 
     assert resolve([{"unique": policy, "unique_key": "{b}"}]) == UniquePolicy(key="{b}")
@@ -460,7 +458,7 @@ CLASHES = [
 
 
 @pytest.mark.parametrize(("options", "cure"), CLASHES)
-def test_two_that_clash_in_one_layer_are_refused(options: dict[str, Any], cure: str) -> None:
+def test_two_that_clash_in_one_layer_are_refused(options, cure):
     for layers in ([{"unique": True, **options}], [options, {"unique": True}]):
         with pytest.raises(InvalidPolicy, match="clashes") as raised:
             resolve(layers)
@@ -468,12 +466,12 @@ def test_two_that_clash_in_one_layer_are_refused(options: dict[str, Any], cure: 
         assert cure in str(raised.value)
 
 
-def test_a_wait_above_a_strategy_that_does_not_replace_is_refused() -> None:
+def test_a_wait_above_a_strategy_that_does_not_replace_is_refused():
     with pytest.raises(InvalidPolicy, match="unique_max_wait"):
         resolve([{"unique_max_wait": 60}, {"unique": True, "unique_on_conflict": "reject"}])
 
 
-def test_a_wait_of_the_app_is_for_the_tasks_that_replace() -> None:
+def test_a_wait_of_the_app_is_for_the_tasks_that_replace():
     defaults = {"unique_max_wait": 60}
 
     layers = PolicyLayers([{"unique": True}], defaults=defaults)
@@ -490,14 +488,14 @@ def test_a_wait_of_the_app_is_for_the_tasks_that_replace() -> None:
 # -- Calls above resolved layers -------------------------------------------------------------------
 
 
-def test_a_call_without_options_of_the_policy_gets_the_same_object() -> None:
+def test_a_call_without_options_of_the_policy_gets_the_same_object():
     layers = PolicyLayers([{"unique": True}])
 
     assert layers.for_call({}) is layers.policy
     assert layers.for_call({"idempotency_key": "k", "idempotency_ttl": HOUR}) is layers.policy
 
 
-def test_a_call_leaves_the_layers_as_they_are() -> None:
+def test_a_call_leaves_the_layers_as_they_are():
     layers = PolicyLayers([{"unique": True, "unique_on": "a"}])
 
     layers.for_call({"unique_key": "{b}", "unique_by": ["args", "queue"]})
@@ -505,12 +503,12 @@ def test_a_call_leaves_the_layers_as_they_are() -> None:
     assert layers.for_call({"unique_for": 60}) == UniquePolicy(args_keys="a", period=60)
 
 
-def test_a_wrong_option_of_the_task_is_refused_before_any_call() -> None:
+def test_a_wrong_option_of_the_task_is_refused_before_any_call():
     with pytest.raises(InvalidPolicy, match="unique_for"):
         PolicyLayers([{"unique": True, "unique_for": "10m"}])
 
 
-def test_override_replaces_single_fields_of_a_policy() -> None:
+def test_override_replaces_single_fields_of_a_policy():
     policy = UniquePolicy(period=60, on_conflict="reject")
 
     assert override(policy, {"unique_for": None}) == UniquePolicy(on_conflict="reject")
@@ -542,9 +540,7 @@ def outcome(action: Any) -> Any:
 
 
 @given(layer_options, st.lists(layer_options, max_size=2), layer_options)
-def test_resolving_below_a_call_first_changes_nothing(
-    call: dict[str, Any], below: list[dict[str, Any]], defaults: dict[str, Any]
-) -> None:
+def test_resolving_below_a_call_first_changes_nothing(call, below, defaults):
     defaults = {name: value for name, value in defaults.items() if name in OPTION_FIELDS and value}
     at_once = outcome(lambda: resolve([call, *below], defaults=defaults))
 
@@ -556,7 +552,7 @@ def test_resolving_below_a_call_first_changes_nothing(
 
 
 @given(layer_options)
-def test_what_comes_out_is_a_policy_none_or_a_named_error(options: dict[str, Any]) -> None:
+def test_what_comes_out_is_a_policy_none_or_a_named_error(options):
     result = outcome(lambda: resolve([options]))
 
     assert result is None or isinstance(result, (UniquePolicy, str))
@@ -586,9 +582,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
     ],
 )
 @pytest.mark.parametrize("layer", ["beside it", "above it"])
-def test_a_mapping_is_not_warned_about_where_the_keys_are_given_elsewhere(
-    beside: dict[str, Any], layer: str, warned: list[warnings.WarningMessage]
-) -> None:
+def test_a_mapping_is_not_warned_about_where_the_keys_are_given_elsewhere(beside, layer, warned):
     document = {"unique": {"on_conflict": "ignore"}}
 
     resolve([{**document, **beside}] if layer == "beside it" else [beside, document])
@@ -597,17 +591,13 @@ def test_a_mapping_is_not_warned_about_where_the_keys_are_given_elsewhere(
 
 
 @pytest.mark.parametrize("beside", [{}, {"unique_for": 60}, {"unique_meta": "tenant"}])
-def test_a_mapping_is_warned_about_where_nothing_brings_arguments_in(
-    beside: dict[str, Any], warned: list[warnings.WarningMessage]
-) -> None:
+def test_a_mapping_is_warned_about_where_nothing_brings_arguments_in(beside, warned):
     resolve([{"unique": {"on_conflict": "ignore"}, **beside}])
 
     assert ["has no 'keys'" in str(each.message) for each in warned] == [True]
 
 
-def test_a_mapping_of_a_call_is_warned_about_once_for_the_task(
-    warned: list[warnings.WarningMessage],
-) -> None:
+def test_a_mapping_of_a_call_is_warned_about_once_for_the_task(warned):
     layers = {name: PolicyLayers([], task=name) for name in ("shop.rebuild", "shop.count")}
 
     for minutes in range(1, 4):
@@ -620,9 +610,7 @@ def test_a_mapping_of_a_call_is_warned_about_once_for_the_task(
     ]
 
 
-def test_a_mapping_that_is_switched_off_is_not_warned_about(
-    warned: list[warnings.WarningMessage],
-) -> None:
+def test_a_mapping_that_is_switched_off_is_not_warned_about(warned):
     resolve([{"unique": False}, {"unique": {"on_conflict": "ignore"}}])
 
     assert warned == []
@@ -643,8 +631,8 @@ def test_a_mapping_that_is_switched_off_is_not_warned_about(
     ],
 )
 def test_a_window_without_states_is_warned_about_once_for_the_task_with_both_meanings(
-    layers: list[dict[str, Any]], warned: list[warnings.WarningMessage]
-) -> None:
+    layers, warned
+):
     for _ in range(2):
         PolicyLayers(layers, task="shop.digest").for_call({"unique_for": 90})
 
@@ -670,18 +658,14 @@ def test_a_window_without_states_is_warned_about_once_for_the_task_with_both_mea
         [{"unique": {"keys": ["type"], "period": "PT1M", "states": list(LIVE)}}],
     ],
 )
-def test_a_window_whose_states_are_said_is_not_warned_about(
-    layers: list[dict[str, Any]], warned: list[warnings.WarningMessage]
-) -> None:
+def test_a_window_whose_states_are_said_is_not_warned_about(layers, warned):
     layers_of_task = PolicyLayers(layers, task="shop.digest")
     layers_of_task.for_call({})
 
     assert [each for each in warned if "without unique_states" in str(each.message)] == []
 
 
-def test_the_states_of_the_app_say_what_a_window_is_for(
-    warned: list[warnings.WarningMessage],
-) -> None:
+def test_the_states_of_the_app_say_what_a_window_is_for(warned):
     said = {"unique_for": 60, "unique_states": "until_done"}
     PolicyLayers([{"unique": True}], defaults=said, task="shop.digest")
     assert warned == []
@@ -694,20 +678,20 @@ def test_the_states_of_the_app_say_what_a_window_is_for(
     ("option", "meant"),
     [("unqiue", "unique"), ("uinque", "unique"), ("unqiue_for", "unique_for")],
 )
-def test_a_slip_at_the_beginning_of_a_calls_option_is_refused(option: str, meant: str) -> None:
+def test_a_slip_at_the_beginning_of_a_calls_option_is_refused(option, meant):
     with pytest.raises(InvalidPolicy, match=rf"{option} \(call\).* Did you mean '{meant}'\?"):
         take_call_options({option: False})
 
 
 @pytest.mark.parametrize("name", ["unit", "user_id", "union", "until", "id", "identity", "timeout"])
-def test_an_option_of_somebody_elses_is_left_in_a_call(name: str) -> None:
+def test_an_option_of_somebody_elses_is_left_in_a_call(name):
     options = {name: "x", "queue": "slow"}
 
     assert take_call_options(options) == {}
     assert options == {name: "x", "queue": "slow"}
 
 
-def test_a_stamp_may_have_any_name() -> None:
+def test_a_stamp_may_have_any_name():
     options = {"unite": "x", "stamped_headers": ["unite"]}
 
     assert take_call_options(options) == {}

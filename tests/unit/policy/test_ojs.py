@@ -36,14 +36,14 @@ def nothing_was_warned_about() -> Iterator[None]:
     policy_module._warned.clear()
 
 
-def test_the_defaults_are_those_of_the_specification() -> None:
+def test_the_defaults_are_those_of_the_specification():
     with pytest.warns(UniquePolicyWarning):
         policy = UniquePolicy.from_ojs({})
 
     assert policy == UniquePolicy(keys=["type"], on_conflict="reject", states=LIVE)
 
 
-def test_the_example_of_section_2() -> None:
+def test_the_example_of_section_2():
     policy = UniquePolicy.from_ojs(
         {
             "keys": ["type", "queue", "args"],
@@ -96,7 +96,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("document", EXAMPLES, ids=json.dumps)
-def test_documents_of_the_specification_are_accepted(document: dict[str, Any]) -> None:
+def test_documents_of_the_specification_are_accepted(document):
     policy = UniquePolicy.from_ojs(document)
 
     assert policy.on_conflict == document.get("on_conflict", "reject")
@@ -106,7 +106,7 @@ def test_documents_of_the_specification_are_accepted(document: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, MappingProxyType])
-def test_any_mapping_will_do(kind: Any) -> None:
+def test_any_mapping_will_do(kind):
     assert UniquePolicy.from_ojs(kind({"keys": ["args"]})).keys == ("type", "args")
 
 
@@ -131,7 +131,7 @@ def policies(draw: st.DrawFn) -> UniquePolicy:
 
 
 @given(policies())
-def test_a_policy_comes_back_from_its_document(policy: UniquePolicy) -> None:
+def test_a_policy_comes_back_from_its_document(policy):
     document = json.loads(json.dumps(policy.to_ojs()))
 
     assert UniquePolicy.from_ojs(document) == policy
@@ -166,7 +166,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(documents())
-def test_a_document_comes_back_from_its_policy_word_for_word(document: dict[str, Any]) -> None:
+def test_a_document_comes_back_from_its_policy_word_for_word(document):
     text = json.dumps(document)
 
     assert json.dumps(UniquePolicy.from_ojs(json.loads(text)).to_ojs()) == text
@@ -176,7 +176,7 @@ def test_a_document_comes_back_from_its_policy_word_for_word(document: dict[str,
     "period",
     ["PT60M", "P1W", "P7D", "P1Y2M3W4DT5H6M7.5S", "PT3600S", "PT1.50S", "P0DT1H", "PT01H"],
 )
-def test_a_period_comes_back_as_it_was_written(period: str) -> None:
+def test_a_period_comes_back_as_it_was_written(period):
     document = {"keys": ["type"], "period": period}
 
     assert UniquePolicy.from_ojs(document).to_ojs() == document
@@ -184,19 +184,17 @@ def test_a_period_comes_back_as_it_was_written(period: str) -> None:
 
 @pytest.mark.parametrize("document", [{}, {"on_conflict": "ignore"}, {"period": "PT1H"}])
 @pytest.mark.filterwarnings("ignore:.* has no 'keys'")
-def test_what_a_document_leaves_to_the_specification_stays_left_out(
-    document: dict[str, Any],
-) -> None:
+def test_what_a_document_leaves_to_the_specification_stays_left_out(document):
     assert UniquePolicy.from_ojs(document).to_ojs() == document
 
 
-def test_a_document_with_tuples_comes_back_as_json_has_it() -> None:
+def test_a_document_with_tuples_comes_back_as_json_has_it():
     policy = UniquePolicy.from_ojs({"keys": ("args", "type")})
 
     assert policy.to_ojs() == {"keys": ["args", "type"]}
 
 
-def test_a_document_that_changes_later_changes_no_policy() -> None:
+def test_a_document_that_changes_later_changes_no_policy():
     document = {"keys": ["args", "type"], "states": ["active", "available"]}
     policy = UniquePolicy.from_ojs(document)
 
@@ -206,7 +204,7 @@ def test_a_document_that_changes_later_changes_no_policy() -> None:
     assert policy.to_ojs() == {"keys": ["args", "type"], "states": ["active", "available"]}
 
 
-def test_a_field_that_is_replaced_is_in_the_document() -> None:
+def test_a_field_that_is_replaced_is_in_the_document():
     policy = UniquePolicy.from_ojs({"keys": ["args", "type"], "period": "PT60M"})
 
     assert dataclasses.replace(policy, on_conflict="ignore").to_ojs() == {
@@ -218,7 +216,7 @@ def test_a_field_that_is_replaced_is_in_the_document() -> None:
     assert override(policy, {"unique_for": "PT2H"}).to_ojs()["period"] == "PT2H"  # type: ignore[union-attr]
 
 
-def test_two_spellings_are_one_policy() -> None:
+def test_two_spellings_are_one_policy():
     one = UniquePolicy.from_ojs({"keys": ["args", "type"], "period": "PT60M"})
     other = UniquePolicy.from_ojs({"keys": ["type", "args"], "period": "PT1H"})
 
@@ -229,7 +227,7 @@ def test_two_spellings_are_one_policy() -> None:
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-def test_a_copy_has_the_document_too(way: Any) -> None:
+def test_a_copy_has_the_document_too(way):
     document = {"keys": ["args", "type"], "meta_keys": [], "period": "PT60M"}
     policy = UniquePolicy.from_ojs(document)
 
@@ -238,13 +236,13 @@ def test_a_copy_has_the_document_too(way: Any) -> None:
 
 
 @given(policies())
-def test_a_document_of_ours_comes_back_from_its_policy(policy: UniquePolicy) -> None:
+def test_a_document_of_ours_comes_back_from_its_policy(policy):
     document = policy.to_ojs()
 
     assert UniquePolicy.from_ojs(document).to_ojs() == document
 
 
-def test_to_ojs_says_what_could_be_left_out_and_leaves_out_what_is_none() -> None:
+def test_to_ojs_says_what_could_be_left_out_and_leaves_out_what_is_none():
     assert UniquePolicy().to_ojs() == {
         "keys": ["type", "args"],
         "states": ["pending", "scheduled", "available", "active", "retryable"],
@@ -266,9 +264,7 @@ def key_of_call(**arguments: Any) -> str:
         ({"identity_strategy": "caller_provided"}, "identity_strategy"),
     ],
 )
-def test_to_ojs_raises_for_what_the_specification_cannot_say(
-    fields: dict[str, Any], field: str
-) -> None:
+def test_to_ojs_raises_for_what_the_specification_cannot_say(fields, field):
     with pytest.raises(InvalidPolicy, match="the Open Job Spec cannot express") as raised:
         UniquePolicy(**fields).to_ojs()
 
@@ -328,9 +324,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("document", "field", "cure"), REFUSED, ids=[str(d) for d, *_ in REFUSED])
-def test_from_ojs_refuses_and_names_the_field_and_the_cure(
-    document: dict[Any, Any], field: str | None, cure: str
-) -> None:
+def test_from_ojs_refuses_and_names_the_field_and_the_cure(document, field, cure):
     with pytest.raises(InvalidPolicy) as raised:
         UniquePolicy.from_ojs(document)
 
@@ -341,7 +335,7 @@ def test_from_ojs_refuses_and_names_the_field_and_the_cure(
 
 
 @pytest.mark.parametrize("document", [None, 1, "type", ["type"], True, UniquePolicy])
-def test_from_ojs_wants_a_mapping(document: Any) -> None:
+def test_from_ojs_wants_a_mapping(document):
     with pytest.raises(InvalidPolicy, match=r"unique: .* is not a policy: give True, False"):
         UniquePolicy.from_ojs(document)
 
@@ -349,7 +343,7 @@ def test_from_ojs_wants_a_mapping(document: Any) -> None:
 # -- What is warned about --------------------------------------------------------------------------
 
 
-def test_a_document_without_keys_is_warned_about_once() -> None:
+def test_a_document_without_keys_is_warned_about_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -363,19 +357,19 @@ def test_a_document_without_keys_is_warned_about_once() -> None:
     )
 
 
-def test_another_document_without_keys_is_warned_about_too() -> None:
+def test_another_document_without_keys_is_warned_about_too():
     for on_conflict in ("ignore", "reject"):
         with pytest.warns(UniquePolicyWarning, match=on_conflict):
             UniquePolicy.from_ojs({"on_conflict": on_conflict})
 
 
-def test_a_document_with_keys_is_not_warned_about() -> None:
+def test_a_document_with_keys_is_not_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         UniquePolicy.from_ojs({"keys": ["type"]})
 
 
-def test_a_document_that_is_refused_is_not_warned_about() -> None:
+def test_a_document_that_is_refused_is_not_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InvalidPolicy):

@@ -36,7 +36,7 @@ def key_of_shop(shop_id: int, **others: Any) -> str:
 # -- What it keeps ---------------------------------------------------------------------------------
 
 
-def test_a_policy_by_default_is_what_unique_true_means() -> None:
+def test_a_policy_by_default_is_what_unique_true_means():
     policy = UniquePolicy()
 
     assert policy.as_fields() == DEFAULTS
@@ -53,7 +53,7 @@ def test_a_policy_by_default_is_what_unique_true_means() -> None:
     }
 
 
-def test_fields_checks_defaults_and_options_are_the_same_list() -> None:
+def test_fields_checks_defaults_and_options_are_the_same_list():
     names = [field.name for field in dataclasses.fields(UniquePolicy)]
 
     assert names == list(CHECKS) == list(DEFAULTS) == list(OPTION_OF)
@@ -84,13 +84,13 @@ def test_fields_checks_defaults_and_options_are_the_same_list() -> None:
         ({"identity_strategy": "always_unique"}, {"identity_strategy": "always_unique"}),
     ],
 )
-def test_it_brings_values_into_one_form(given: dict[str, Any], kept: dict[str, Any]) -> None:
+def test_it_brings_values_into_one_form(given, kept):
     policy = UniquePolicy(**given)
 
     assert {field: getattr(policy, field) for field in kept} == kept
 
 
-def test_the_named_groups() -> None:
+def test_the_named_groups():
     expected = {
         "until_start": ("pending", "scheduled", "available"),
         "until_done": LIVE,
@@ -126,7 +126,7 @@ good_fields = st.fixed_dictionaries(
 
 @given(good_fields)
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
-def test_a_policy_of_its_own_fields_is_the_same_policy(fields: dict[str, Any]) -> None:
+def test_a_policy_of_its_own_fields_is_the_same_policy(fields):
     policy = UniquePolicy(**fields)
 
     again = UniquePolicy(**policy.as_fields())
@@ -137,14 +137,14 @@ def test_a_policy_of_its_own_fields_is_the_same_policy(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("key", [None, "{shop_id}", key_of_shop])
-def test_policies_pickle_and_copy(key: Any) -> None:
+def test_policies_pickle_and_copy(key):
     policy = UniquePolicy(period="PT1H", states="window", key=key)
 
     assert pickle.loads(pickle.dumps(policy)) == policy
     assert copy.copy(policy) == copy.deepcopy(policy) == policy
 
 
-def test_unpickling_does_not_warn_again() -> None:
+def test_unpickling_does_not_warn_again():
     with pytest.warns(UniquePolicyWarning):
         policy = UniquePolicy(states=["active"])
     policy_module._warned.clear()
@@ -154,18 +154,18 @@ def test_unpickling_does_not_warn_again() -> None:
         pickle.loads(pickle.dumps(policy))
 
 
-def test_a_field_can_be_replaced() -> None:
+def test_a_field_can_be_replaced():
     policy = dataclasses.replace(UniquePolicy(period=60), on_conflict="reject")
 
     assert policy == UniquePolicy(period=60, on_conflict="reject")
 
 
-def test_a_policy_cannot_be_changed() -> None:
+def test_a_policy_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         UniquePolicy().period = timedelta(1)  # type: ignore[misc]
 
 
-def test_fields_are_given_by_name_only() -> None:
+def test_fields_are_given_by_name_only():
     with pytest.raises(TypeError):
         UniquePolicy(("type",))  # type: ignore[misc]
 
@@ -180,9 +180,7 @@ def test_fields_are_given_by_name_only() -> None:
         ({"key": key_of_shop}, ()),
     ],
 )
-def test_the_arguments_it_asks_for_by_name(
-    fields: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+def test_the_arguments_it_asks_for_by_name(fields, expected):
     assert UniquePolicy(**fields).argument_names == expected
 
 
@@ -260,9 +258,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "field", "cure"), REFUSED, ids=[str(f) for f, *_ in REFUSED])
-def test_it_refuses_and_names_the_field_and_the_cure(
-    fields: dict[str, Any], field: str, cure: str
-) -> None:
+def test_it_refuses_and_names_the_field_and_the_cure(fields, field, cure):
     with pytest.raises(InvalidPolicy) as raised:
         UniquePolicy(**fields)
 
@@ -273,7 +269,7 @@ def test_it_refuses_and_names_the_field_and_the_cure(
     assert cure in message
 
 
-def test_an_unknown_field_is_refused_by_python() -> None:
+def test_an_unknown_field_is_refused_by_python():
     with pytest.raises(TypeError, match="perod"):
         UniquePolicy(perod=60)  # type: ignore[call-arg]
 
@@ -301,7 +297,7 @@ def every_choice_of_states() -> Iterator[tuple[str, ...]]:
         yield from combinations(STATES, size)
 
 
-def test_every_choice_of_states_is_accepted_and_exactly_those_with_gaps_are_warned_about() -> None:
+def test_every_choice_of_states_is_accepted_and_exactly_those_with_gaps_are_warned_about():
     for states in every_choice_of_states():
         policy_module._warned.clear()
         with warnings.catch_warnings(record=True) as caught:
@@ -315,7 +311,7 @@ def test_every_choice_of_states_is_accepted_and_exactly_those_with_gaps_are_warn
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_no_named_group_has_a_gap(name: str) -> None:
+def test_no_named_group_has_a_gap(name):
     assert explain_gaps(GROUPS[name]) == ""
 
 
@@ -333,15 +329,13 @@ def test_no_named_group_has_a_gap(name: str) -> None:
         (("pending",), []),
     ],
 )
-def test_a_gap_is_a_state_left_out_from_which_one_that_is_in_is_entered(
-    states: tuple[str, ...], left_out: list[str]
-) -> None:
+def test_a_gap_is_a_state_left_out_from_which_one_that_is_in_is_entered(states, left_out):
     said = explain_gaps(states)
 
     assert [state for state in STATES if f"({state!r} is left out)" in said] == left_out
 
 
-def test_a_gap_is_explained_in_plain_words_with_the_cure() -> None:
+def test_a_gap_is_explained_in_plain_words_with_the_cure():
     with pytest.warns(UniquePolicyWarning) as caught:
         UniquePolicy(states=["pending", "scheduled", "available", "active"])
 
@@ -353,7 +347,7 @@ def test_a_gap_is_explained_in_plain_words_with_the_cure() -> None:
     )
 
 
-def test_a_gap_is_warned_about_once_at_the_line_of_the_user() -> None:
+def test_a_gap_is_warned_about_once_at_the_line_of_the_user():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -362,7 +356,7 @@ def test_a_gap_is_warned_about_once_at_the_line_of_the_user() -> None:
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_warnings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_bounded(monkeypatch):
     monkeypatch.setattr(policy_module, "_MOST_WARNINGS", 2)
 
     with warnings.catch_warnings(record=True) as caught:

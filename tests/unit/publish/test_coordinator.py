@@ -83,9 +83,7 @@ def call(store: Journal, task_id: str, **fields: Any) -> PublishRequest:
     return request
 
 
-def test_a_new_call_acquires_publishes_and_confirms(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_a_new_call_acquires_publishes_and_confirms(store, coordinator):
     outcome = coordinator.publish(call(store, "a"))
 
     assert store.acts == ["acquire", "send", "confirm"]
@@ -93,9 +91,7 @@ def test_a_new_call_acquires_publishes_and_confirms(
     assert outcome.result.header["key"] == KEY
 
 
-def test_a_failed_publish_releases_the_key(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_a_failed_publish_releases_the_key(store, coordinator):
     store.broken = {"send"}
 
     with pytest.raises(StoreUnavailable, match="away"):  # what send raised, whatever it is
@@ -105,9 +101,7 @@ def test_a_failed_publish_releases_the_key(
     assert not store.read(KEY)[0].tasks
 
 
-def test_a_duplicate_of_a_published_holder_is_one_act(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_a_duplicate_of_a_published_holder_is_one_act(store, coordinator):
     coordinator.publish(call(store, "a"))
     store.acts.clear()
 
@@ -118,9 +112,7 @@ def test_a_duplicate_of_a_published_holder_is_one_act(
     assert outcome.facts.deduplicated
 
 
-def test_a_duplicate_of_an_unpublished_holder_publishes_it(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_a_duplicate_of_an_unpublished_holder_publishes_it(store, coordinator):
     """Another process has acquired the key and not published: no call depends on it."""
     store.acquire(KEY, call(store, "a").claim())
     store.acts.clear()
@@ -131,9 +123,7 @@ def test_a_duplicate_of_an_unpublished_holder_publishes_it(
     assert outcome.task_id == "a"
 
 
-def test_calls_in_a_row_do_not_wait_for_their_own_confirmation(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_calls_in_a_row_do_not_wait_for_their_own_confirmation(store, coordinator):
     store.late = {"confirm"}
     coordinator.publish(call(store, "a"))
     store.acts.clear()
@@ -145,9 +135,7 @@ def test_calls_in_a_row_do_not_wait_for_their_own_confirmation(
 
 
 @pytest.mark.parametrize("on_conflict", ["reject", "replace"])
-def test_a_running_holder_is_neither_replaced_nor_named_twice(
-    store: Journal, coordinator: UniqueTaskCoordinator, on_conflict: str
-) -> None:
+def test_a_running_holder_is_neither_replaced_nor_named_twice(store, coordinator, on_conflict):
     coordinator.publish(call(store, "a"))
     store.start(KEY, Start("a", "here/1/boot/1", "shop.rebuild", 1000, 1000, 1000))
 
@@ -158,9 +146,7 @@ def test_a_running_holder_is_neither_replaced_nor_named_twice(
     assert "send" not in store.acts[3:]
 
 
-def test_a_replacement_is_published_before_the_old_task_ends(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_a_replacement_is_published_before_the_old_task_ends(store, coordinator):
     coordinator.publish(call(store, "a"))
     store.acts.clear()
 
@@ -170,18 +156,14 @@ def test_a_replacement_is_published_before_the_old_task_ends(
     assert (outcome.facts.outcome, outcome.superseded) == ("replaced", ("a",))
 
 
-def test_other_arguments_under_one_idempotency_key_raise(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_other_arguments_under_one_idempotency_key_raise(store, coordinator):
     coordinator.publish(call(store, "a", arguments="7"))
 
     with pytest.raises(IdempotencyKeyConflict):
         coordinator.publish(call(store, "b", arguments="8"))
 
 
-def test_without_a_reply_the_call_raises_and_the_lock_is_withdrawn(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_without_a_reply_the_call_raises_and_the_lock_is_withdrawn(store, coordinator):
     store.broken = {"acquire"}
 
     with pytest.raises(StoreUnavailable):
@@ -192,7 +174,7 @@ def test_without_a_reply_the_call_raises_and_the_lock_is_withdrawn(
     eventually(lambda: "give_back" in store.acts)
 
 
-def test_without_a_reply_the_call_is_published_where_that_is_configured(store: Journal) -> None:
+def test_without_a_reply_the_call_is_published_where_that_is_configured(store):
     settings = UniqueSettings(on_store_error="publish")
     coordinator = UniqueTaskCoordinator(SimpleNamespace(), settings, store, LEASES)
     store.broken = {"acquire"}
@@ -204,9 +186,7 @@ def test_without_a_reply_the_call_is_published_where_that_is_configured(store: J
     assert outcome.result.header["outcome"] == "bypassed"
 
 
-def test_after_two_failures_the_store_is_skipped(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_after_two_failures_the_store_is_skipped(store, coordinator):
     store.broken = {"acquire"}
     for task_id in "ab":
         with pytest.raises(StoreUnavailable):
@@ -219,9 +199,7 @@ def test_after_two_failures_the_store_is_skipped(
     assert "acquire" not in store.acts
 
 
-def test_an_error_of_the_broker_is_raised_as_it_is(
-    store: Journal, coordinator: UniqueTaskCoordinator
-) -> None:
+def test_an_error_of_the_broker_is_raised_as_it_is(store, coordinator):
     def send_task(*_: Any, **__: Any) -> Any:
         raise OperationalError("no broker")
 

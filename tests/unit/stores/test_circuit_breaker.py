@@ -32,7 +32,7 @@ def fail_twice(breakers: Breakers, key: str, error: StoreUnavailable) -> None:
             breakers.of(key).run(raising(error))
 
 
-def test_two_failures_of_one_shard_skip_that_one_alone() -> None:
+def test_two_failures_of_one_shard_skip_that_one_alone():
     breakers = Breakers(Sharded())
 
     fail_twice(breakers, "a1", StoreUnavailable("away"))
@@ -43,7 +43,7 @@ def test_two_failures_of_one_shard_skip_that_one_alone() -> None:
     assert breakers.failed_at > -math.inf
 
 
-def test_two_failures_of_a_store_without_shards_skip_all_of_it() -> None:
+def test_two_failures_of_a_store_without_shards_skip_all_of_it():
     breakers = Breakers(MemoryStore())
 
     fail_twice(breakers, "a1", StoreUnavailable("away"))
@@ -52,7 +52,7 @@ def test_two_failures_of_a_store_without_shards_skip_all_of_it() -> None:
         breakers.of("b1").run(lambda: "asked")
 
 
-def test_a_record_that_cannot_be_read_skips_nothing() -> None:
+def test_a_record_that_cannot_be_read_skips_nothing():
     breakers = Breakers(MemoryStore())
 
     fail_twice(breakers, "a1", UnreadableRecord("not JSON"))

@@ -19,7 +19,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later, "LONGEST_PAUSE_S", 0.02)
 
 
-def test_an_act_is_repeated_until_the_store_answers() -> None:
+def test_an_act_is_repeated_until_the_store_answers():
     answers = iter([StoreUnavailable("down"), StoreUnavailable("down"), None])
     done = threading.Event()
 
@@ -36,7 +36,7 @@ def test_an_act_is_repeated_until_the_store_answers() -> None:
     eventually(lambda: acts.waiting() == 0)
 
 
-def test_an_act_is_given_up_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_act_is_given_up_after_its_time(caplog):
     def act() -> None:
         raise StoreUnavailable("down")
 
@@ -47,9 +47,7 @@ def test_an_act_is_given_up_after_its_time(caplog: pytest.LogCaptureFixture) -> 
     assert "gave up: give back" in caplog.text
 
 
-def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(caplog):
     def broken() -> None:
         raise ZeroDivisionError
 
@@ -74,7 +72,7 @@ def away() -> None:
     raise StoreUnavailable("this part is away")
 
 
-def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -> None:
+def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting():
     done = threading.Event()
     acts = RetryQueue(Sharded())
     acts.retry("a1", "finish on a dead shard", away, within_s=60)
@@ -84,7 +82,7 @@ def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting() -
     eventually(lambda: acts.waiting() == 1)
 
 
-def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting() -> None:
+def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting():
     done = threading.Event()
     acts = RetryQueue(MemoryStore())
     acts.retry("a1", "finish of a key that takes too long", away, within_s=60)
@@ -94,7 +92,7 @@ def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting() -> 
     eventually(lambda: acts.waiting() == 1)
 
 
-def test_acts_on_one_key_stay_in_their_order() -> None:
+def test_acts_on_one_key_stay_in_their_order():
     order: list[str] = []
     failures = iter([True] * 3 + [False] * 10)
 
@@ -112,7 +110,7 @@ def test_acts_on_one_key_stay_in_their_order() -> None:
     assert order == ["other", "retry", "finish"]
 
 
-def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_cannot_be_read_is_given_up(caplog):
     def unreadable() -> None:
         raise UnreadableRecord("not JSON")
 
@@ -123,7 +121,7 @@ def test_a_record_that_cannot_be_read_is_given_up(caplog: pytest.LogCaptureFixtu
     assert "gave up: finish" in caplog.text
 
 
-def test_a_thread_that_was_interrupted_before_it_started_is_started_by_the_next_act() -> None:
+def test_a_thread_that_was_interrupted_before_it_started_is_started_by_the_next_act():
     """A signal may raise between the two: nothing would ever be tried again."""
     retries = RetryQueue(MemoryStore())
     retries._thread = threading.Thread(target=retries._work)  # made, and never started

@@ -24,7 +24,7 @@ def publish(directory: Path, numbers: range) -> None:
             queue.put(number)
 
 
-def test_a_reader_never_meets_an_unfinished_message(tmp_path: Path) -> None:
+def test_a_reader_never_meets_an_unfinished_message(tmp_path):
     publisher = threading.Thread(target=publish, args=(tmp_path, range(500)))
     received = 0
 
@@ -43,7 +43,7 @@ def test_a_reader_never_meets_an_unfinished_message(tmp_path: Path) -> None:
     assert received == 500
 
 
-def test_a_second_directory_in_the_same_process_gets_its_messages(tmp_path: Path) -> None:
+def test_a_second_directory_in_the_same_process_gets_its_messages(tmp_path):
     for name in ("first", "second"):
         publish(tmp_path / name, range(1))
 

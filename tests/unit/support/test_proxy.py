@@ -58,9 +58,7 @@ def client(proxy: TcpProxy) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_a_cut_ends_open_connections_and_refuses_new_ones(
-    proxy: TcpProxy, client: socket.socket
-) -> None:
+def test_a_cut_ends_open_connections_and_refuses_new_ones(proxy, client):
     proxy.cut()
 
     assert client.recv(1024) == b""
@@ -69,7 +67,7 @@ def test_a_cut_ends_open_connections_and_refuses_new_ones(
     assert proxy.connections == 0
 
 
-def test_a_restored_proxy_accepts_again(proxy: TcpProxy, client: socket.socket) -> None:
+def test_a_restored_proxy_accepts_again(proxy, client):
     proxy.cut()
     proxy.restore()
 
@@ -78,9 +76,7 @@ def test_a_restored_proxy_accepts_again(proxy: TcpProxy, client: socket.socket) 
         assert again.recv(1024) == b"again"
 
 
-def test_a_stall_holds_requests_back_until_it_is_over(
-    proxy: TcpProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_a_stall_holds_requests_back_until_it_is_over(proxy, client, server):
     proxy.stall()
     client.sendall(b"later")
     client.settimeout(0.2)
@@ -94,9 +90,7 @@ def test_a_stall_holds_requests_back_until_it_is_over(
     assert client.recv(1024) == b"later"
 
 
-def test_stalled_replies_let_the_request_through(
-    proxy: TcpProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_stalled_replies_let_the_request_through(proxy, client, server):
     proxy.stall_replies()
     client.sendall(b"done")
     client.settimeout(0.2)
@@ -107,7 +101,7 @@ def test_stalled_replies_let_the_request_through(
     eventually(lambda: server.received == b"hellodone")
 
 
-def test_a_url_is_led_through_the_proxy(proxy: TcpProxy) -> None:
+def test_a_url_is_led_through_the_proxy(proxy):
     assert proxy.url_of("redis://user:secret@db.example:6379/3?x=1") == (
         f"redis://user:secret@127.0.0.1:{proxy.port}/3?x=1"
     )

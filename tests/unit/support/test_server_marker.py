@@ -70,13 +70,11 @@ def selected(inner: pytest.Pytester, source: str) -> list[str]:
     ],
     ids=["uses a server", "needs none", "marked parameter"],
 )
-def test_tests_that_use_a_server_are_marked(
-    inner: pytest.Pytester, source: str, left: list[str]
-) -> None:
+def test_tests_that_use_a_server_are_marked(inner, source, left):
     assert selected(inner, source) == left
 
 
-def test_a_server_got_at_run_time_without_the_marker_is_an_error(inner: pytest.Pytester) -> None:
+def test_a_server_got_at_run_time_without_the_marker_is_an_error(inner):
     inner.makepyfile(HIDDEN)
 
     result = inner.runpytest_inprocess()

@@ -41,7 +41,7 @@ def message_of(channel: Any) -> Message:
 
 
 @pytest.mark.parametrize("how", ["ack", "reject"])
-def test_it_waits_until_the_message_is_acknowledged_or_rejected(how: str, told: list[str]) -> None:
+def test_it_waits_until_the_message_is_acknowledged_or_rejected(how, told):
     message = message_of(Channel(told))
     acknowledgement = Acknowledgement(message)
     acknowledgement.then(lambda: told.append("settle"))
@@ -53,7 +53,7 @@ def test_it_waits_until_the_message_is_acknowledged_or_rejected(how: str, told: 
     assert not acknowledgement.failed
 
 
-def test_it_does_not_wait_for_what_is_over(told: list[str]) -> None:
+def test_it_does_not_wait_for_what_is_over(told):
     message = message_of(Channel(told))
     acknowledgement = Acknowledgement(message)
     message.ack()
@@ -63,7 +63,7 @@ def test_it_does_not_wait_for_what_is_over(told: list[str]) -> None:
     assert told == ["ack", "settle"]
 
 
-def test_it_goes_on_and_says_so_if_the_acknowledgement_fails(told: list[str]) -> None:
+def test_it_goes_on_and_says_so_if_the_acknowledgement_fails(told):
     message = message_of(Channel(told, reachable=False))
     acknowledgement = Acknowledgement(message)
     acknowledgement.then(lambda: told.append(f"settle, failed: {acknowledgement.failed}"))
@@ -74,7 +74,7 @@ def test_it_goes_on_and_says_so_if_the_acknowledgement_fails(told: list[str]) ->
     assert told == ["settle, failed: True"]
 
 
-def test_the_message_is_as_it_was_afterwards(told: list[str]) -> None:
+def test_the_message_is_as_it_was_afterwards(told):
     """No cycle is left that would keep it from being freed."""
     message = message_of(Channel(told))
     Acknowledgement(message)

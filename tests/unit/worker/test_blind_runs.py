@@ -44,17 +44,13 @@ def holding(store: MemoryStore) -> WorkerLockClient:
     return holding
 
 
-def test_the_key_is_given_back_when_the_delivery_that_has_it_proves_dead(
-    holding: WorkerLockClient, store: MemoryStore
-) -> None:
+def test_the_key_is_given_back_when_the_delivery_that_has_it_proves_dead(holding, store):
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
     eventually(lambda: not store.read(KEY)[0].tasks, message="the key is still taken")
 
 
-def test_the_key_of_a_delivery_that_is_alive_is_left_alone(
-    holding: WorkerLockClient, store: MemoryStore
-) -> None:
+def test_the_key_of_a_delivery_that_is_alive_is_left_alone(holding, store):
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
     alive = Held(KEY, "a", FIRST.delivery, LEASES.queue_ms, RUN_MS)
@@ -62,9 +58,7 @@ def test_the_key_of_a_delivery_that_is_alive_is_left_alone(
     assert store.read(KEY)[0].tasks["a"].delivery == FIRST.delivery
 
 
-def test_an_act_that_is_told_late_is_told_until_it_has_surely_arrived(
-    holding: WorkerLockClient, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_act_that_is_told_late_is_told_until_it_has_surely_arrived(holding, store, monkeypatch):
     """One way into a connection that is being cut, it is lost without an error."""
     told, retry = [], store.retry
     replies = iter([StoreUnavailable("away")])

@@ -29,7 +29,7 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     app.close()
 
 
-def test_a_task_is_wrapped_where_celery_calls_it(app: Celery) -> None:
+def test_a_task_is_wrapped_where_celery_calls_it(app):
     @app.task(unique=True, shared=False)
     def plain() -> None: ...
 

@@ -36,15 +36,13 @@ def held_for(seconds: float) -> Any:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, False), (3.8, True), (4.1, True)])
-def test_a_message_held_for_nearly_the_visibility_timeout_may_exist_twice(
-    seconds: float, expected: bool
-) -> None:
+def test_a_message_held_for_nearly_the_visibility_timeout_may_exist_twice(seconds, expected):
     """Its acknowledgement is on the way while Redis gives it to another worker."""
     assert UniqueRequestMixin._may_exist_twice(held_for(seconds)) is expected
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_message_whose_acknowledgement_failed_exists_twice(failed: bool) -> None:
+def test_a_message_whose_acknowledgement_failed_exists_twice(failed):
     """Celery logs the error, and does not acknowledge it again."""
     request = held_for(1.0)
     request._unique_acknowledgement = SimpleNamespace(failed=failed)
@@ -55,7 +53,7 @@ def test_a_message_whose_acknowledgement_failed_exists_twice(failed: bool) -> No
 # -- a worker that begins to stop -------------------------------------------------------
 
 
-def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark() -> None:
+def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark():
     """Celery then forgets what it has written to a process and not heard to be taken: the process
     runs it, and its message goes back to the queue."""
     store = MemoryStore()

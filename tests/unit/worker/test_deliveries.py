@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -49,7 +48,7 @@ def states(holding: WorkerLockClient) -> list[str]:
     return [task.state for task in holding.store.read(KEY)[0].tasks.values()]
 
 
-def test_its_key_is_given_back_by_the_main_process(holding: WorkerLockClient) -> None:
+def test_its_key_is_given_back_by_the_main_process(holding):
     start(holding)
     holding.renewal_failed()
 
@@ -58,7 +57,7 @@ def test_its_key_is_given_back_by_the_main_process(holding: WorkerLockClient) ->
     assert states(holding) == []
 
 
-def test_so_is_the_key_of_a_task_that_began_without_the_store(holding: WorkerLockClient) -> None:
+def test_so_is_the_key_of_a_task_that_began_without_the_store(holding):
     holding.store.confirm(KEY, "a", 60_000)
     holding.taken_by_pool(BLIND, "shop.rebuild")
     holding.renewal_failed()
@@ -68,9 +67,7 @@ def test_so_is_the_key_of_a_task_that_began_without_the_store(holding: WorkerLoc
     assert states(holding) == []
 
 
-def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(
-    holding: WorkerLockClient,
-) -> None:
+def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(holding):
     """Its process may still have left the store alone when the body ended."""
     holding.renewal_failed()
     start(holding)
@@ -80,9 +77,7 @@ def test_so_is_the_key_of_a_task_that_began_just_after_the_store_was_away(
     assert states(holding) == []
 
 
-def test_so_is_a_key_that_a_dead_delivery_left_it(
-    holding: WorkerLockClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_is_a_key_that_a_dead_delivery_left_it(holding, monkeypatch):
     monkeypatch.setattr(later, "FIRST_PAUSE_S", 0.01)
     holding.leases = dataclasses.replace(LEASES, run_ms=100)
     holding.start(FIRST, "shop.rebuild", FIRST.delivery, acks_late=True)
@@ -109,9 +104,7 @@ def store_was_there(holding: WorkerLockClient) -> None:
 
 
 @pytest.mark.parametrize("what", [retried, requeued, store_was_there])
-def test_otherwise_it_is_left_alone(
-    holding: WorkerLockClient, what: Callable[[WorkerLockClient], None]
-) -> None:
+def test_otherwise_it_is_left_alone(holding, what):
     start(holding)
     what(holding)
 
@@ -120,7 +113,7 @@ def test_otherwise_it_is_left_alone(
     assert states(holding) != []
 
 
-def test_a_task_that_the_worker_still_has_is_left_alone(holding: WorkerLockClient) -> None:
+def test_a_task_that_the_worker_still_has_is_left_alone(holding):
     start(holding)
     holding.renewal_failed()
 
@@ -129,9 +122,7 @@ def test_a_task_that_the_worker_still_has_is_left_alone(holding: WorkerLockClien
     assert states(holding) == ["r"]
 
 
-def test_it_is_tried_again_when_the_store_does_not_answer(
-    holding: WorkerLockClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_tried_again_when_the_store_does_not_answer(holding, monkeypatch):
     start(holding)
     holding.renewal_failed()
     with monkeypatch.context() as away:
@@ -144,7 +135,7 @@ def test_it_is_tried_again_when_the_store_does_not_answer(
     assert states(holding) == []
 
 
-def test_an_end_that_was_told_is_not_told_again(holding: WorkerLockClient) -> None:
+def test_an_end_that_was_told_is_not_told_again(holding):
     start(holding)
     holding.renewal_failed()
     holding.finish(BODY, "shop.rebuild", State.COMPLETED)

@@ -26,7 +26,7 @@ def start(holding: WorkerLockClient, task_id: str, store: str) -> None:
     holding.start(header, "shop.rebuild", header.delivery, acks_late=False)
 
 
-def test_a_lock_in_another_store_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_in_another_store_is_said_once(caplog):
     worker = holding()
 
     with caplog.at_level(logging.WARNING):
@@ -36,9 +36,7 @@ def test_a_lock_in_another_store_is_said_once(caplog: pytest.LogCaptureFixture) 
     assert sum("another store" in message for message in caplog.messages) == 1
 
 
-def test_a_lock_that_is_found_is_in_the_same_store_whatever_its_address(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_lock_that_is_found_is_in_the_same_store_whatever_its_address(caplog):
     """``localhost`` and ``127.0.0.1`` make two fingerprints of one store."""
     worker = holding()
     worker.store.acquire("1:00", Claim("a", "shop.rebuild", "pwr", grace_ms=60_000))
@@ -51,9 +49,7 @@ def test_a_lock_that_is_found_is_in_the_same_store_whatever_its_address(
 
 
 @pytest.mark.parametrize("fingerprint", ["", "memory"])
-def test_a_lock_in_the_same_store_is_not_worth_a_word(
-    caplog: pytest.LogCaptureFixture, fingerprint: str
-) -> None:
+def test_a_lock_in_the_same_store_is_not_worth_a_word(caplog, fingerprint):
     worker = holding()
 
     with caplog.at_level(logging.WARNING):

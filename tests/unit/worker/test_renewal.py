@@ -65,9 +65,7 @@ def lease_left_ms(holding: WorkerLockClient) -> int:
     return record.tasks["a"].lease - now
 
 
-def test_a_task_that_starts_while_leases_are_renewed_keeps_its_own(
-    holding: WorkerLockClient, request_: Any
-) -> None:
+def test_a_task_that_starts_while_leases_are_renewed_keeps_its_own(holding, request_):
     """The store has let it run, and the worker is yet to hear of it: killed now, it must not leave
     a key that is held for a day by a message that is acknowledged."""
     holding.start(LOCK, "shop.rebuild", LOCK.delivery, acks_late=False)
@@ -78,8 +76,8 @@ def test_a_task_that_starts_while_leases_are_renewed_keeps_its_own(
 
 
 def test_a_message_that_waits_in_a_worker_is_held_for_as_long_as_one_in_the_queue(
-    holding: WorkerLockClient, request_: Any
-) -> None:
+    holding, request_
+):
     renewer(holding).renew_once()
 
     assert lease_left_ms(holding) > LEASES.queue_ms - 10_000
@@ -101,7 +99,7 @@ class OneBadKey(MemoryStore):
         return super().renew(held)
 
 
-def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
+def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it():
     store = OneBadKey()
     holding = WorkerLockClient(SimpleNamespace(), store, store, LEASES)
     keys = [f"1:{n}" for n in range(250)]
@@ -129,9 +127,7 @@ def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
     assert len(store.asked) < 25  # halves, not one by one
 
 
-def test_what_runs_is_renewed_before_what_only_waits(
-    holding: WorkerLockClient, request_: Any
-) -> None:
+def test_what_runs_is_renewed_before_what_only_waits(holding, request_):
     store = OneBadKey()
     holding.store = store
     running = RequestStub(

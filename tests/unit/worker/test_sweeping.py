@@ -30,15 +30,13 @@ def sweep_once(store: MemoryStore) -> None:
     renewal.Renewer(runtime, worker=None)._maybe_sweep()
 
 
-def test_a_worker_sweeps_until_nothing_is_left(store: MemoryStore) -> None:
+def test_a_worker_sweeps_until_nothing_is_left(store):
     sweep_once(store)
 
     assert store.sweep(10_000) == 0
 
 
-def test_it_leaves_the_rest_for_later_when_that_takes_long(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_leaves_the_rest_for_later_when_that_takes_long(store, monkeypatch):
     monkeypatch.setattr(renewal, "SWEEP_AT_MOST_S", 0.0)
 
     sweep_once(store)
