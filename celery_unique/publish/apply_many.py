@@ -23,7 +23,7 @@ from celery_unique.stores.base import Acquired
 from .before_publish import conclude
 from .coordinator import UniqueTaskCoordinator
 from .request import PublishOutcome, PublishRequest, collected
-from .results import CallOutcome, with_facts
+from .results import CallFacts, CallOutcome
 
 #: How many calls are made before the duplicates among them get their holders. The locks of a
 #: store that replies immediately are acquired before the first of their messages is sent: a lock
@@ -48,7 +48,8 @@ def apply_many(signatures: Iterable[Any]) -> list[Any]:
     where no call was made, and half-way :class:`BatchInterrupted`, whose ``results`` show which
     calls were.
     """
-    items = [_prepare(signature) for signature in signatures]
+    installed: set[Any] = set()
+    items = [_prepare(signature, installed) for signature in signatures]
     try:
         for part in _parts(items):
             _apply(part)
@@ -90,12 +91,13 @@ class _Call:
             self.finish(outcome.result.id, outcome.facts)
             return
         made = conclude(self.request, outcome)
-        self.finish(made.id, getattr(made, "_facts", outcome.facts))
+        self.finish(made.id, getattr(made, "call_facts", outcome.facts))
 
     def finish(self, task_id: str, facts: CallOutcome) -> None:
         self.result.id = task_id
         self.result.ignored = self.request.options.get("ignore_result")
-        with_facts(self.result, facts)
+        if isinstance(self.result, CallFacts):
+            self.result.call_facts = facts
         self.done = self.item.done = True
 
     def refuse(self, error: CeleryUniqueError) -> None:
@@ -104,15 +106,17 @@ class _Call:
         self.done = self.item.done = True
 
 
-def _prepare(signature: Any) -> _Item:
+def _prepare(signature: Any, installed: set[Any]) -> _Item:
     """Collect the calls of a signature: everything that can be wrong with them raises here."""
     if not isinstance(signature, dict):
         raise TypeError(
             f"apply_many takes signatures, such as task.s(7), and not {shown(signature)}"
         )
     signature = maybe_signature(signature, app=getattr(signature, "app", None))
-    app = signature.app
-    state_of(getattr(app, "_get_current_object", lambda: app)())
+    app = getattr(signature.app, "_get_current_object", lambda: signature.app)()
+    if app not in installed:
+        state_of(app)  # raises for an app that is not installed
+        installed.add(app)
     if isinstance(signature, _CANVAS):
         return _Item(canvas=signature)
     calls: list[tuple[PublishRequest, Any]] = []
@@ -287,8 +291,7 @@ class _Batch:
             self._withdraw_later(refused, refused[0].error)
             raise refused[0].error
 
-    def _confirm_soon(self, request: PublishRequest, task_id: str) -> None:
-        self._coordinator.client.published.remember(task_id, request.key)
+    def _confirm_soon(self, request: PublishRequest, _task_id: str) -> None:
         self._unconfirmed.append(request)
         # Up to as many are confirmed with the next request for locks, where one follows.
         if len(self._unconfirmed) > TOGETHER:

@@ -31,7 +31,7 @@ from .request import (
     prepare,
     registered,
 )
-from .results import with_facts
+from .results import CallFacts
 from .stored_meta import mark_superseded
 
 #: The parameters of ``Celery.send_task`` after the first three, for callers that pass them by
@@ -115,7 +115,9 @@ def conclude(request: PublishRequest, outcome: PublishOutcome) -> Any:
             parent = app.current_worker_task
             if parent:
                 parent.add_trail(result)
-    return with_facts(result, outcome.facts)
+    if isinstance(result, CallFacts):
+        result.call_facts = outcome.facts
+    return result
 
 
 # -- messages that continue a task ------------------------------------------------------

@@ -164,7 +164,7 @@ class UniqueTaskCoordinator:
         """Have Celery build the message, and send it if the lock is acquired."""
         begin = self.store.begin_acquire  # type: ignore[attr-defined]
         header = PendingHeader(
-            self.client.begin_acquire(request, begin),
+            self.client.begin_acquire(request, request.claim(), begin),
             lambda acquired: self._admit(request, acquired, began),
         )
         try:

@@ -33,29 +33,29 @@ class CallOutcome:
 _BYPASSED = CallOutcome()
 
 
-class _Facts:
+class CallFacts:
     """The public attributes, shared by the two kinds of result."""
 
-    _facts: CallOutcome = _BYPASSED
+    call_facts: CallOutcome = _BYPASSED
 
     @property
     def outcome(self) -> str:
         """``created``, ``deduplicated``, ``replaced``, ``joined``, ``rerun`` or ``bypassed``."""
-        return self._facts.outcome
+        return self.call_facts.outcome
 
     @property
     def deduplicated(self) -> bool:
         """Whether this call was not published, since another task does its work."""
-        return self._facts.deduplicated
+        return self.call_facts.deduplicated
 
     @property
     def unique_key(self) -> str | None:
-        return self._facts.unique_key
+        return self.call_facts.unique_key
 
     @property
     def holder_state(self) -> str | None:
         """The state in which a duplicate found the holder."""
-        return self._facts.holder_state
+        return self.call_facts.holder_state
 
     @property
     def unique(self) -> StoredUnique | None:
@@ -63,7 +63,7 @@ class _Facts:
         return None
 
 
-class UniqueResult(_Facts, AsyncResult):
+class UniqueResult(CallFacts, AsyncResult):
     """An ``AsyncResult`` of the task that does the work: the caller's own, or the holder."""
 
     @property
@@ -98,20 +98,20 @@ class UniqueResult(_Facts, AsyncResult):
         client.published.remember(self.id, self.unique_key or "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.id, self.backend, self.parent, self._facts)
+        return _restore, (self.id, self.backend, self.parent, self.call_facts)
 
     def __copy__(self) -> UniqueResult:
-        return with_facts(super().__copy__(), self._facts)  # type: ignore[no-any-return]
+        return with_facts(super().__copy__(), self.call_facts)  # type: ignore[no-any-return]
 
 
-class UniqueEagerResult(_Facts, EagerResult):
+class UniqueEagerResult(CallFacts, EagerResult):
     """The result of an eager call."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_eager, (self.__reduce_args__(), self._facts)
+        return _restore_eager, (self.__reduce_args__(), self.call_facts)
 
     def __copy__(self) -> UniqueEagerResult:
-        return _restore_eager(self.__reduce_args__(), self._facts)
+        return _restore_eager(self.__reduce_args__(), self.call_facts)
 
 
 def result_class(app: Any) -> type[UniqueResult]:
@@ -125,8 +125,8 @@ def result_class(app: Any) -> type[UniqueResult]:
 
 def with_facts(result: Any, facts: CallOutcome) -> Any:
     """Set the facts of the result, where it is one of ours."""
-    if isinstance(result, _Facts):
-        result._facts = facts
+    if isinstance(result, CallFacts):
+        result.call_facts = facts
     return result
 
 
@@ -140,11 +140,11 @@ def _restore(task_id: str, backend: Any, parent: Any, facts: CallOutcome) -> Uni
     result = result_class(current_app._get_current_object())(
         task_id, backend=carry(backend), parent=parent
     )
-    result._facts = facts
+    result.call_facts = facts
     return result
 
 
 def _restore_eager(arguments: tuple[Any, ...], facts: CallOutcome) -> UniqueEagerResult:
     result = UniqueEagerResult(*arguments)
-    result._facts = facts
+    result.call_facts = facts
     return result

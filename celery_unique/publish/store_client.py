@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from celery_unique import reporting
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.base import Acquired, LockStore
+from celery_unique.stores.base import Acquired, Claim, LockStore
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.circuit_breaker import Breaker, Breakers, StoreSkipped
 from celery_unique.stores.retry_queue import RetryQueue
@@ -52,14 +52,16 @@ class CallerStoreClient:
     # -- acquire -----------------------------------------------------------------------
 
     def acquire(self, request: PublishRequest) -> Acquired:
-        return self.begin_acquire(request, None)()
+        return self.begin_acquire(request, request.claim(), None)()
 
     def begin_acquire(
-        self, request: PublishRequest, begin: Callable[..., Callable[[], Acquired]] | None
+        self,
+        request: PublishRequest,
+        claim: Claim,
+        begin: Callable[[str, Claim], Callable[[], Acquired]] | None,
     ) -> Callable[[], Acquired]:
         """Send the request for the lock; what is returned waits for the reply, once. Both raise
         AcquireFailed. ``begin`` is ``begin_acquire`` of a store that can do the two apart."""
-        claim = request.claim()
         breaker = self._breakers.only or self._breakers.of(request.key)
         if breaker.failures:
             try:
@@ -104,10 +106,13 @@ class CallerStoreClient:
         failed for some, the others have the error in place of a reply. A store that can do so
         decides meanwhile, and receives the confirmations of ``published`` in the same exchange.
         """
+        for request in published:
+            self.published.remember(request.task_id, request.key)
         # Parts of the store whose circuit is open do not keep the others from being used.
         skipped: dict[str, StoreUnavailable] = {}
         for request in requests:
-            error = self._breakers.of(request.key).skips()
+            breaker = self._breakers.only or self._breakers.of(request.key)
+            error = breaker.skips() if breaker.failures else None
             if error is not None:
                 skipped[request.task_id] = error
                 self.report_error("acquire", error, request)
@@ -139,7 +144,7 @@ class CallerStoreClient:
         replies = self._all_counted(requests, receive)
         errors: dict[Breaker, StoreUnavailable | None] = {}
         for request, reply in zip(requests, replies, strict=True):
-            breaker = self._breakers.of(request.key)
+            breaker = self._breakers.only or self._breakers.of(request.key)
             if isinstance(reply, StoreUnavailable):
                 errors[breaker] = reply
                 self.report_error("acquire", reply, request)
@@ -179,6 +184,8 @@ class CallerStoreClient:
 
     def confirm_many(self, requests: list[PublishRequest]) -> None:
         """Confirm them together, after their messages are sent."""
+        for request in requests:
+            self.published.remember(request.task_id, request.key)
         if requests:
             self._apply(
                 "confirm",

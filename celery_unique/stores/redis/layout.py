@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -59,13 +60,15 @@ class Layout:
             for bucket in range(BUCKETS)
         ]
         self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
+        #: Names of recent keys: every act on a key needs them.
+        self.names_of = lru_cache(maxsize=1024)(self._names_of)
         #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
         self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
 
     def name_of(self, key: str) -> str:
         return self._starts[bucket_of(key)][0] + key
 
-    def names_of(self, key: str) -> Names:
+    def _names_of(self, key: str) -> Names:
         record, followers, due, marks = self._starts[bucket_of(key)]
         return Names(record + key, followers + key, due, marks + key)
 

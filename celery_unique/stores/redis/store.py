@@ -137,9 +137,12 @@ class RedisStore:
         return lambda: self._all_acquired(wait(), claims)
 
     def _acquired(self, key: str, reply: Any, claim: Claim) -> Acquired:
-        [reply] = self._commands.check([reply])
-        with self._commands.reading(key):
+        if isinstance(reply, Exception):
+            self._commands.check([reply])
+        try:
             return _acquired(reply, claim)
+        except UNREADABLE as error:  # another program may have written the record
+            raise self._commands.unreadable(self._layout.name_of(key), error) from error
 
     def _all_acquired(
         self, replies: list[Any], claims: Sequence[tuple[str, Claim]]
@@ -177,10 +180,10 @@ class RedisStore:
         self.confirm_many([(key, task_id, lease_ms)])
 
     def confirm_many(self, confirmed: Sequence[Confirmed]) -> None:
-        self._commands.send(scripts.CONFIRM, self._confirm_commands(confirmed))
+        self._commands.buffer.send(scripts.CONFIRM, self._confirm_commands(confirmed))
 
-    def _confirm_commands(self, confirmed: Sequence[Confirmed]) -> Iterator[Command]:
-        return (self._commands.command(scripts.CONFIRM, *one) for one in confirmed)
+    def _confirm_commands(self, confirmed: Sequence[Confirmed]) -> list[Command]:
+        return [self._commands.command(scripts.CONFIRM, *one) for one in confirmed]
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._commands.run(scripts.GIVE_BACK, key, task_id, mark_ms))
