@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +129,34 @@ def store(
     store = open_store(url, namespace=namespace, timeout_s=PATIENCE_S)
     yield store
     store.close()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite_url", id="sqlite"),
+        pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
+        pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
+    ]
+)
+def sql_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., SqlStore]]:
+    """``opened(url, timeout_s=1)``: a SQL store that is closed with the test."""
+    stores: list[SqlStore] = []
+
+    def open_one(url: str, **options: Any) -> SqlStore:
+        store = SqlStore.from_url(url, **{"timeout_s": PATIENCE_S, **options})
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
 
 
 @pytest.fixture

@@ -35,20 +35,6 @@ pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., SqlStore]]:
-    stores: list[SqlStore] = []
-
-    def open_one(url: str, **options: Any) -> SqlStore:
-        store = SqlStore.from_url(url, **{"timeout_s": 20, **options})
-        stores.append(store)
-        return store
-
-    yield open_one
-    for store in stores:
-        store.close()
-
-
-@pytest.fixture
 def store(opened: Callable[..., SqlStore], mariadb_url: str) -> SqlStore:
     return opened(mariadb_url)
 

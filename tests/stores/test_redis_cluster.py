@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -126,57 +125,6 @@ def test_every_node_is_sent_a_script_that_it_has_lost(
     for server in redis_cluster.primaries():
         ask(server, "SCRIPT", "FLUSH")
     assert store.renew([running(key, "a") for key in keys]) == [True] * len(keys)
-
-
-def test_32_threads_share_one_store(store: ClusterStore) -> None:
-    keys = keys_everywhere(30)
-    barrier = threading.Barrier(32)
-
-    def call(number: int) -> list[str]:
-        barrier.wait()
-        winners = []
-        for key in keys:
-            mine = f"{number} {key}"
-            acquired = store.acquire(key, claim(mine))
-            store.confirm(key, mine, QUEUE_LEASE)
-            winners.append(acquired.holder.task_id if acquired.holder else mine)
-        return winners
-
-    with ThreadPoolExecutor(32) as threads:
-        told = list(threads.map(call, range(32)))
-    store.flush()
-
-    assert len({tuple(winners) for winners in told}) == 1
-    assert {task_of(store, key, told[0][n]).state for n, key in enumerate(keys)} == {"w"}
-
-
-def test_a_forked_child_never_uses_its_parents_connections(store: ClusterStore) -> None:
-    keys = {name: keys_everywhere(60) for name in ("child", "parent")}
-    publish(store, fresh_key(), "warm")
-
-    def acts(name: str) -> bool:
-        for key in keys[name]:
-            created = store.acquire(key, claim(name)).outcome == "created"
-            store.confirm(key, name, QUEUE_LEASE)
-            other = store.acquire(key, claim("another")).holder
-            if not created or other is None or other.task_id != name:
-                return False
-        store.flush()
-        return True
-
-    pid = os.fork()
-    if pid == 0:
-        try:
-            right = acts("child")
-        except BaseException:
-            right = False
-        os._exit(0 if right else 1)
-    parent = acts("parent")
-    _, status = os.waitpid(pid, 0)
-
-    assert parent
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert task_of(store, keys["child"][-1], "child").state == "w"
 
 
 # -- slots that move ------------------------------------------------------------------------------

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -581,30 +577,6 @@ def test_an_interrupted_act_leaves_no_reply_to_the_next_one(
 
 
 @pytest.mark.server
-def test_32_threads_share_one_store(store: RedisStore) -> None:
-    keys = [fresh_key() for _ in range(30)]
-    barrier = threading.Barrier(32)
-
-    def call(number: int) -> list[str]:
-        barrier.wait()
-        winners = []
-        for key in keys:
-            mine = f"{number} {key}"
-            acquired = store.acquire(key, claim(mine))
-            store.confirm(key, mine, QUEUE_LEASE)
-            winners.append(acquired.holder.task_id if acquired.holder else mine)
-        return winners
-
-    with ThreadPoolExecutor(32) as threads:
-        told = list(threads.map(call, range(32)))
-    store.flush()
-
-    assert len({tuple(winners) for winners in told}) == 1
-    assert all(winner.endswith(key) for winner, key in zip(told[0], keys, strict=True))
-    assert {task_of(store, key, told[0][n]).state for n, key in enumerate(keys)} == {"w"}
-
-
-@pytest.mark.server
 def test_a_burst_leaves_a_bounded_number_of_connections(
     redis_url: str, redis_server: RedisServer
 ) -> None:
@@ -628,71 +600,6 @@ def test_a_burst_leaves_a_bounded_number_of_connections(
 
         assert len(store._connections._idle) <= MOST_IDLE + 2  # two threads may tie
     eventually(lambda: clients() <= before, message="connections are left")
-
-
-@pytest.mark.server
-def test_a_forked_child_never_uses_its_parents_connections(store: RedisStore) -> None:
-    key = fresh_key()
-    publish(store, key, "warm")
-
-    def acts(name: str) -> bool:
-        for number in range(100):
-            mine, one = f"{name} {number}", f"1:{name}{number}"
-            created = store.acquire(one, claim(mine)).outcome == "created"
-            store.confirm(one, mine, QUEUE_LEASE)
-            other = store.acquire(one, claim("another")).holder
-            if not created or other is None or other.task_id != mine:
-                return False
-        store.flush()
-        return True
-
-    store.confirm(key, "warm", QUEUE_LEASE)  # a thread of the parent's is sending at this moment
-    pid = os.fork()
-    if pid == 0:
-        try:
-            right = acts("child")
-        except BaseException:
-            right = False
-        os._exit(0 if right else 1)
-    parent = acts("parent")
-    _, status = os.waitpid(pid, 0)
-
-    assert parent
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert task_of(store, "1:child99", "child 99").state == "w"
-
-
-@pytest.mark.server
-def test_greenlets_share_one_store(redis_url: str) -> None:
-    program = textwrap.dedent(
-        f"""
-        from gevent import monkey; monkey.patch_all()
-        import gevent
-        from celery_unique.stores import open_store
-        from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
-        store = open_store({redis_url!r}, timeout_s=20)
-
-        def call(number):
-            for n in range(20):
-                mine = f"{{number}} {{n}}"
-                holder = store.acquire(f"1:{{n:02x}}", claim(mine)).holder
-                store.confirm(f"1:{{n:02x}}", mine, QUEUE_LEASE)
-            return holder.task_id if holder else mine
-
-        calls = [gevent.spawn(call, number) for number in range(40)]
-        gevent.joinall(calls, timeout=30, raise_error=True)
-        store.flush()
-        assert len({{call.get(block=False) for call in calls}}) == 1
-        tasks = [task for _, record in store.walk() for task in record.tasks.values()]
-        assert {{task.state for task in tasks}} == {{"w"}}
-        """
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_packer_of_commands_gets_text_only(

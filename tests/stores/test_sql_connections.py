@@ -35,7 +35,7 @@ from celery_unique.testing.store_contract.factories import (
     run,
     start,
 )
-from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
+from tests.stores.timing import after_all, unavailable_within
 from tests.support import PostgresServer, TcpProxy, eventually
 from tests.support.interrupts import Interruption, named
 
@@ -43,41 +43,10 @@ TIMEOUT = 0.6
 #: What a busy machine may add to a time-out.
 SLACK = 0.7
 
-DATABASES = [
-    pytest.param("sqlite_url", id="sqlite"),
-    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
-    pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
-]
-
-
-@pytest.fixture(params=DATABASES)
-def sql_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue(request.param)
-    return url
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[..., SqlStore]]:
-    stores: list[SqlStore] = []
-
-    def open_one(url: str, **options: Any) -> SqlStore:
-        store = SqlStore.from_url(url, **{"timeout_s": PATIENCE_S, **options})
-        stores.append(store)
-        return store
-
-    yield open_one
-    for store in stores:
-        store.close()
-
 
 @pytest.fixture
 def proxy(postgres_server: PostgresServer, start_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
     return start_proxy(postgres_server.port)
-
-
-@pytest.fixture
-def key() -> str:
-    return fresh_key()
 
 
 # -- down, refused, and gone without a word ----------------------------------------------
@@ -469,41 +438,6 @@ def test_a_time_limit_is_not_taken_for_a_failing_store(
     assert failing == []
 
 
-def test_a_forked_child_never_uses_its_parents_connections(
-    opened: Callable[..., SqlStore], sql_url: str
-) -> None:
-    store = opened(sql_url, timeout_s=20)
-    publish(store, fresh_key(), "warm")
-
-    def acts(name: str) -> bool:
-        for number in range(60):
-            mine, one = f"{name} {number}", f"1:{name}{number}"
-            created = store.acquire(one, claim(mine)).outcome == "created"
-            store.confirm(one, mine, QUEUE_LEASE)
-            other = store.acquire(one, claim("another")).holder
-            if not created or other is None or other.task_id != mine:
-                return False
-        store.flush()
-        return True
-
-    # Threads of the parent's are in the middle of something at this moment.
-    with store._fire_and_forget._changed, store._database._mutex:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                right = acts("child")
-            except BaseException:
-                right = False
-            os._exit(0 if right else 1)
-    parent = acts("parent")
-    _, status = os.waitpid(pid, 0)
-
-    assert parent
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert store.read("1:child59")[0].tasks["child 59"].state == "w"
-    assert store.read("1:parent59")[0].tasks["parent 59"].state == "w"
-
-
 def run_python(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -512,36 +446,6 @@ def run_python(program: str, **options: Any) -> subprocess.CompletedProcess[str]
         timeout=60,
         **options,
     )
-
-
-@pytest.mark.slow
-def test_greenlets_share_one_store(sql_url: str) -> None:
-    done = run_python(
-        f"""
-        from gevent import monkey; monkey.patch_all()
-        import gevent
-        from celery_unique.stores import open_store
-        from celery_unique.testing.store_contract.factories import claim, QUEUE_LEASE
-        store = open_store({sql_url!r}, timeout_s=20)
-
-        def call(number):
-            for n in range(10):
-                mine = f"{{number}} {{n}}"
-                holder = store.acquire(f"1:{{n:02x}}", claim(mine)).holder
-                store.confirm(f"1:{{n:02x}}", mine, QUEUE_LEASE)
-            return holder.task_id if holder else mine
-
-        calls = [gevent.spawn(call, number) for number in range(30)]
-        gevent.joinall(calls, timeout=40, raise_error=True)
-        store.flush()
-        assert len({{call.get(block=False) for call in calls}}) == 1
-        tasks = [task for _, record in store.walk() for task in record.tasks.values()]
-        assert {{task.state for task in tasks}} == {{"w"}}
-        assert sum(task.duplicates for task in tasks) == 290
-        """
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgres_url: str) -> None:
@@ -692,7 +596,8 @@ def test_a_closed_store_is_used_again(
     confirm(store, key, "task")
 
 
-@pytest.mark.parametrize("sql_url", DATABASES[1:], indirect=True)
+@pytest.mark.server
+@pytest.mark.parametrize("sql_url", ["postgres_url", "mariadb_url"], indirect=True)
 def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
     opened: Callable[..., SqlStore], sql_url: str, key: str
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,42 +39,16 @@ from celery_unique.testing.store_contract.factories import (
 from tests.stores.timing import PATIENCE_S
 from tests.support import PostgresServer
 
-DATABASES = [
-    pytest.param("sqlite_url", id="sqlite"),
-    pytest.param("postgres_url", id="postgresql", marks=pytest.mark.server),
-    pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
-]
-
-
-@pytest.fixture(params=DATABASES)
-def sql_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue(request.param)
-    return url
-
 
 @pytest.fixture
-def open_sql(sql_url: str) -> Iterator[Callable[..., SqlStore]]:
+def open_sql(sql_url: str, opened: Callable[..., SqlStore]) -> Callable[..., SqlStore]:
     """Another store on the same database, as another process would have it."""
-    stores: list[SqlStore] = []
-
-    def open_one(**options: Any) -> SqlStore:
-        store = SqlStore.from_url(sql_url, **{"timeout_s": PATIENCE_S, **options})
-        stores.append(store)
-        return store
-
-    yield open_one
-    for store in stores:
-        store.close()
+    return partial(opened, sql_url)
 
 
 @pytest.fixture
 def sql(open_sql: Callable[..., SqlStore]) -> SqlStore:
     return open_sql()
-
-
-@pytest.fixture
-def key() -> str:
-    return fresh_key()
 
 
 class Statements:
