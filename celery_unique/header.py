@@ -1,10 +1,10 @@
-"""The one message header of this library: what a worker must know of the lock.
+"""The message header of this library: the lock, for the worker.
 
-The key is computed once, by the caller, and travels here: the worker never
-computes it again. Fields of a newer release are carried along untouched.
+The caller computes the key once; the worker never computes it again. Fields of a newer release
+are passed on unchanged.
 
-Messages come from anywhere: from other releases, from foreign producers. What this release uses
-is checked on arrival, in one place: no field of another type or size gets past ``read``.
+Messages may come from other releases and other programs. ``read`` checks every field that this
+release uses: none of another type or size gets past it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,39 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 HEADER = "celery_unique"
 VERSION = 1
 
 
+class DeliveryName(NamedTuple):
+    """The name of one delivery of a message: ``worker/process/boot/number``."""
+
+    worker: str
+    process: str = ""
+    boot: str = ""
+    number: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> DeliveryName:
+        """Of any text: a worker's name may contain a slash, and other programs write records."""
+        return cls(*name.rsplit("/", 3))
+
+
 @dataclass(slots=True)
 class LockHeader:
+    """The lock of one message."""
+
     task_id: str
     key: str
     namespace: str = ""
-    store: str = ""  # fingerprint: a worker that uses another store says so
+    store: str = ""  # fingerprint: a worker that uses another store reports it
     created_at: int = 0
     window_ms: int = 0
     keep: str = ""
     arguments: str = ""
-    #: What became of the call, where it is not "created".
+    #: The outcome of the call, where it is not "created".
     outcome: str = ""
     #: The delivery whose body published this message: a retry, or a replacement.
     sent_by: str = ""
@@ -74,11 +90,11 @@ class LockHeader:
         return cls(**known, unknown=unknown), ""
 
     def received_as(self, delivery: str) -> LockHeader:
-        """As a worker takes it from the broker: what only a worker adds is its own to say."""
+        """As a worker receives it: the fields that only a worker sets are set anew."""
         return replace(self, delivery=delivery, token=0, again=False, watched=False)
 
     def as_published(self) -> LockHeader:
-        """Without what only the worker adds: a retry is published again from here."""
+        """Without the fields that only a worker sets, for a retry."""
         return replace(
             self, sent_by=self.delivery, delivery="", token=0, again=False, watched=False
         )
@@ -107,7 +123,7 @@ _FIELDS = {
 _LAST_MS = 253_402_300_799_999
 #: A token is the store's clock in microseconds, and grows by one where that stands still.
 _LAST_TOKEN = 1000 * _LAST_MS
-#: Of every text but the task's id, which is as long as its caller has made it.
+#: Of every text but the task's id, whose length is the caller's choice.
 _LONGEST = {"key": 255, "ns": 100, "keep": 26}
 _LONGEST_OTHER = 1000
 
@@ -136,12 +152,12 @@ def _is_flag(value: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """What stands there, without the value: it may be long, or private."""
+    """The kind of a value, without the value: it may be long, or private."""
     if isinstance(value, str):
         return f"a text of {len(value)} characters"
     if type(value) is int:
         return f"a number of {value.bit_length()} bits" + (" below zero" if value < 0 else "")
-    return "null" if value is None else f"{type(value).__name__}"
+    return "null" if value is None else type(value).__name__
 
 
 def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:

@@ -1,4 +1,4 @@
-"""Looking at a lock, and letting go of one, by call or by key."""
+"""``lookup()`` and ``release()``: read or release the lock of a call or of a key."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .exceptions import (
     shown,
     suggestion,
 )
+from .header import DeliveryName
 from .keys.call import Call
 from .keys.digest import key_of
 from .keys.identity import canonical_text, idempotency_identity, identity, with_key
@@ -34,7 +35,7 @@ from .stores.record import Record, TaskEntry
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """One lock as it stands in the store. Times are aware datetimes in UTC."""
+    """One lock in the store. Times are aware datetimes in UTC."""
 
     key: str = field(repr=False)  # derived from arguments: not for logs
     task_name: str
@@ -58,25 +59,25 @@ def lookup(
     idempotency_key: str | None = None,
     app: Any = None,
 ) -> Lock | None:
-    """The lock of a call, or of a key; None if nothing is recorded under it.
+    """Return the lock of a call, or of a key; None if nothing is recorded under it.
 
-    A lock whose window has passed while its task still waits or runs is there, too: the next
-    call is admitted beside it.
+    A lock whose window has passed while its task waits or runs is returned, too: the next call is
+    admitted beside it.
     """
     app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
     record, now = app_state.store.read(key)
     if _is_behind(app_state, key, record):
-        with suppress(StoreUnavailable):  # then it is shown as it was found
+        with suppress(StoreUnavailable):  # then the first reading counts
             app_state.store.flush(app_state.settings.store_timeout.total_seconds())
             record, now = app_state.store.read(key)
     return lock_of(key, record, now)
 
 
 def _is_behind(app_state: AppState, key: str, record: Record) -> bool:
-    """Whether the store may have yet to hear that a call of this process was published: it is
-    told one way."""
+    """Whether the store may not have received the confirmation of a call of this process, which
+    is sent fire-and-forget."""
     published = app_state.part(UniqueTaskCoordinator).client.published.get
-    return any(task.state == "p" and published(i) == key for i, task in record.tasks.items())
+    return any(task.pending and published(i) == key for i, task in record.tasks.items())
 
 
 def release(
@@ -88,10 +89,9 @@ def release(
     idempotency_key: str | None = None,
     app: Any = None,
 ) -> bool:
-    """Let go of the lock of a call, or of a key. Whether there was one.
+    """Release the lock of a call, or of a key; return whether there was one.
 
-    The holder is not stopped: it still runs, or will run, and the next call may run
-    beside it.
+    The holder is not stopped: it still runs, or will run, and the next call may run beside it.
     """
     app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
     try:
@@ -113,7 +113,7 @@ def lock_of(key: str, record: Record, now: int) -> Lock | None:
     tasks = [(i, t) for i, t in record.tasks.items() if not t.released]
     if not tasks:
         return None
-    task_id, task = max(tasks, key=lambda item: (item[1].state == "r", item[1].created_at))
+    task_id, task = max(tasks, key=lambda item: (item[1].running, item[1].created_at))
     return _lock(key, task_id, task, now)
 
 
@@ -129,8 +129,7 @@ def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
         eta=moment_of(task.eta) if task.eta else None,
         duplicates=task.duplicates,
         last_duplicate_at=moment_of(task.last_duplicate_at) if task.last_duplicate_at else None,
-        # A delivery is named worker / process / boot / count.
-        worker=task.delivery.rsplit("/", 3)[0] if task.delivery else None,
+        worker=DeliveryName.parse(task.delivery).worker or None,
     )
 
 
@@ -167,7 +166,7 @@ def key_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str)
 
 
 def text_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str) -> str:
-    """The readable text whose digest that key is."""
+    """The canonical text whose digest is the key."""
     settings = app_state.settings
     if task is None and settings.idempotency_scope == "task":
         raise InvalidPolicy(
@@ -200,26 +199,26 @@ def key_of_call(app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, 
 def text_of_call(
     app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, Any] | None
 ) -> str:
-    """The readable text whose digest that key is."""
+    """The canonical text whose digest is the key."""
     name = _name_of(task)
     _check_arguments(args, kwargs)
-    task = registered(app_state.app, name)  # what a module holds is a proxy of it
+    task = registered(app_state.app, name)  # a module holds a proxy of it
     policy, signature = _policy_of(app_state, name, {})
     if policy is None and task is None:
         raise InvalidPolicy(
             f"{name} is not a task of this app.{suggestion(name, app_state.app.tasks)} "
-            "Look a lock of a task that is not known here up by key=.",
+            "Look up the lock of a task that is not known here by key=.",
             field="task",
         )
     if policy is None:
         raise InvalidPolicy(
-            f"{name} is not unique, so its calls have no lock: look a lock up by key=.",
+            f"{name} is not unique, so its calls have no lock: look up a lock by key=.",
             field="unique",
         )
     if policy.identity_strategy != "strict":
         raise InvalidPolicy(
             f"{name} has identity_strategy={policy.identity_strategy!r}, so its arguments make no "
-            "key: look its locks up by idempotency_key=.",
+            "key: look up its locks by idempotency_key=.",
             field="identity_strategy",
         )
     _refuse_headers(name, policy)
@@ -241,11 +240,11 @@ def _policy_of(
 
 
 def _refuse_headers(name: str, policy: UniquePolicy | None) -> None:
-    """Without the headers it would be another key, and a lock that is there seem to be free."""
+    """Without the headers it would be another key, and an existing lock would seem free."""
     if policy is not None and policy.meta_keys:
         raise UniqueKeyError(
             f"The key of {name} has the headers of each call in it (unique_meta): "
-            "look its locks up by key=, the unique_key of a result.",
+            "look up its locks by key=, the unique_key of a result.",
             argument=policy.meta_keys[0],
         )
 
@@ -275,6 +274,6 @@ def _check_arguments(args: Any, kwargs: Any) -> None:
 
 
 def _queue(app_state: AppState, name: str, args: Any, kwargs: Any, task: Any) -> str:
-    """The queue of a call that asks for none."""
+    """The queue of a call that names none."""
     options = task._get_exec_options() if task is not None else {}
     return queue_of(app_state, name, args, kwargs, task, options)

@@ -1,7 +1,7 @@
-"""``celery -A app unique ...``: see the locks of an app, and steer them.
+"""``celery -A app unique ...``: commands to inspect and release the locks of an app.
 
-Celery loads this module with *every* command, a worker's too, so that it imports next to
-nothing: a command is imported when it is used. Other programs run the same commands with
+Celery loads this module with *every* command, also for a worker, so that it imports next to
+nothing: a command is imported on first use. Other programs run the same commands with
 :func:`main`, which keeps its signature::
 
     sys.exit(celery_unique.cli.main(app, ["list", "--json"], "manage.py celery_unique"))
@@ -17,13 +17,13 @@ import click
 
 __all__ = ["main", "unique"]
 
-#: Each is a module with a click command of the same name with ``_command`` behind it.
+#: Each is a module ``NAME`` with the click command ``NAME_command``.
 _COMMANDS = ("list", "show", "why", "release", "stats", "doctor", "manifest")
 
-#: What a script can tell from the exit code; docs/reference/cli.md says it for each command.
+#: Exit codes, see docs/reference/cli.md.
 FOUND_NOTHING = 1
 WRONG_USE = 2
-NO_ANSWER = 3
+UNAVAILABLE = 3
 
 
 class LazyGroup(click.Group):
@@ -48,18 +48,18 @@ class LazyGroup(click.Group):
             from .output import printable
 
             click.echo(f"Error: {printable(str(error))}", err=True)
-            ctx.exit(NO_ANSWER if error.retryable else WRONG_USE)
+            ctx.exit(UNAVAILABLE if error.retryable else WRONG_USE)
 
 
 @click.group(
     name="unique",
     cls=LazyGroup,
-    short_help="See who holds the keys of unique tasks, and free them.",
+    short_help="Show which tasks hold the keys of unique tasks, and free keys.",
     epilog="Exit codes: 0 fine, 1 found nothing (doctor: found errors), 2 wrong use or "
-    "configuration, 3 the lock store does not answer (release --lost: or broker and workers).",
+    "configuration, 3 lock store unavailable (release --lost: also broker or workers).",
 )
 def unique(**_preload_options: Any) -> None:
-    """See who holds the keys of unique tasks, find out why a call was dropped, free keys.
+    """Show which tasks hold the keys of unique tasks, explain why a call was dropped, free keys.
 
     \b
     celery -A shop unique list --state active
@@ -87,9 +87,9 @@ def main(
         return done.code if isinstance(done.code, int) else int(done.code is not None)
 
 
-def _know_remote_control() -> None:
-    """``celery inspect unique_held`` is known where its module is loaded, in this process too."""
+def _register_remote_control() -> None:
+    """Register ``celery inspect unique_held`` in this process."""
     from celery_unique.worker import remote_control  # noqa: F401
 
 
-_know_remote_control()
+_register_remote_control()

@@ -1,4 +1,4 @@
-"""``celery unique doctor``"""
+"""``celery unique doctor``: check store, workers and locks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_unique.cli import FOUND_NOTHING, NO_ANSWER
+from celery_unique.cli import FOUND_NOTHING, UNAVAILABLE
 from celery_unique.operations.doctor.report import Report, examine
 from celery_unique.operations.select import installed_state
 from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
@@ -30,28 +30,28 @@ FAIL_ON: dict[str, tuple[Level, ...]] = {
     type=click.FloatRange(min=0.1),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    help="How long workers have to answer, in seconds.",
+    help="How long workers have to reply, in seconds.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(list(FAIL_ON)),
     default="error",
     show_default=True,
-    help="The least level of a finding with which to exit with 1.",
+    help="The lowest level of a finding that exits with 1.",
 )
 @json_option
 @click.pass_context
 def doctor_command(ctx: click.Context, /, timeout: float, fail_on: str, as_json: bool) -> None:
-    """Check the store, the workers and the locks, and say what to do about each finding.
+    """Check the store, the workers and the locks, with the cure of each finding.
 
     \b
-    The store: does it answer, its clock, version, eviction, persistence; of each primary.
-    The workers: do they know this library, use the same store and key version, renew.
-    The locks: tasks whose worker has died, or whose message is gone; calls that follow another
-    one while nobody looks after them.
+    The store: its availability, clock, version, eviction, persistence; of each primary.
+    The workers: whether they have this library, the same store and key version, and renew.
+    The locks: tasks whose worker has died, or whose message is lost; calls that follow another
+    one and are monitored by no worker.
 
     Changes no lock. Exits with 1 if there is an error, with --fail-on warning also if there is a
-    warning; with 3 if the lock store does not answer; else with 0.
+    warning; with 3 if the lock store is unavailable; else with 0.
 
     \b
     celery -A shop unique doctor
@@ -65,7 +65,7 @@ def doctor_command(ctx: click.Context, /, timeout: float, fail_on: str, as_json:
     else:
         _show(screen, report, program(ctx))
     if not report.store_answers:
-        ctx.exit(NO_ANSWER)
+        ctx.exit(UNAVAILABLE)
     if report.of_level(*FAIL_ON[fail_on]):
         ctx.exit(FOUND_NOTHING)
 
@@ -84,7 +84,7 @@ def _show(screen: Screen, report: Report, called: str) -> None:
         screen.words(printable(finding.message), first=f"{level}  ", indent=" " * 9)
         if finding.cure:
             arrow = f"{' ' * 9}{screen.styled('->', bold=True)} "
-            # A command stands at the end of a cure.
+            # A cure may end with a command.
             text, command, options = finding.cure.partition(GENERIC)
             screen.words(printable(text.rstrip()), first=arrow, indent=" " * 12)
             if command:
@@ -97,8 +97,8 @@ def _show(screen: Screen, report: Report, called: str) -> None:
 def _summary(report: Report) -> str:
     levels: tuple[Level, ...] = ("error", "warning")
     counts = [(len(report.of_level(level)), level) for level in levels]
-    told = [f"{count} {level}{'s' if count > 1 else ''}" for count, level in counts if count]
-    return f"{', '.join(told)}." if told else "Nothing is wrong."
+    shown = [f"{count} {level}{'s' if count > 1 else ''}" for count, level in counts if count]
+    return f"{', '.join(shown)}." if shown else "Nothing is wrong."
 
 
 def _document(report: Report) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _document(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
         "workers": {
-            **report.workers.told,
+            **report.workers.replies,
             **dict.fromkeys(report.workers.without),
             **dict.fromkeys(report.workers.silent),
         },

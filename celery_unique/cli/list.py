@@ -1,4 +1,4 @@
-"""``celery unique list``"""
+"""``celery unique list``: one row for each lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_unique.operations.select import RELEASED, LockView, brief, select
 from .options import json_option, lock_query, selection_of, selection_options
 from .output import Screen, Table
 
-#: Narrower terminals get neither ids nor workers: a shortened key is enough for show and why.
+#: Narrower terminals show neither ids nor workers: a shortened key is enough for show and why.
 WIDE = 118
 _ID = 36
 _STATE = 10
@@ -20,18 +20,19 @@ _AGE = 7
 _ABSORBED = 8
 
 
-@click.command("list", short_help="List locks: who holds which key.")
+@click.command("list", short_help="List locks: which task holds which key.")
 @selection_options
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
 @json_option
 @click.pass_context
 def list_command(ctx: click.Context, /, limit: int | None, as_json: bool, **given: Any) -> None:
-    """List the locks: who holds which key, since when, and how many calls it absorbed.
+    """List the locks: which task holds which key, since when, and how many calls it absorbed.
 
     Rows come as the store is walked, in no order, and one for each task: a key can have
     several. AGE is the time since the call, ABSORBED the number of duplicates. A shortened key and
-    an id both do for show, why and release. What was released by hand holds nothing and is listed
-    with --state released. With --json every line is one lock, with its whole key.
+    an id are both accepted by show, why and release. A lock that was released manually holds
+    nothing, and is listed with --state released. With --json every line is one lock, with its
+    whole key.
 
     \b
     celery -A shop unique list
@@ -67,7 +68,7 @@ class LockTable:
         if self._wide:
             columns.append(("ID", _ID))
         used = sum(size for _, size in columns) + 2 * len(columns)
-        # A worker is named last, so that a long name of a task does not push anything away.
+        # The worker is last, so that a long task name shifts no other column.
         task_width = max(12, min(40, width - used - 22) if self._wide else width - used)
         columns.append(("TASK", task_width))
         if self._wide:

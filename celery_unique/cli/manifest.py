@@ -1,4 +1,4 @@
-"""``celery unique manifest``"""
+"""``celery unique manifest``: the Open Job Spec's manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean together."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celery_unique.stores.memory import MemoryStore
 
 from .output import Screen, printable
 
-#: In the words of the modules below, which do not know how they were called.
+#: The program in texts of ``operations``, which do not know how they were called.
 GENERIC = "celery -A APP unique"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ def duration(value: Any) -> int:
     """Milliseconds from seconds or ISO 8601."""
     if isinstance(value, int):
         return value
-    if value in ("0", "PT0S"):  # no window, but an age
+    if value in ("0", "PT0S"):  # not a duration of a policy, but an age
         return 0
     try:
         number = float(value)
@@ -65,7 +65,7 @@ def json_object(value: Any) -> dict[str, Any]:
 
 
 def _json(value: Any, kind: type, example: str) -> Any:
-    """As it stands in a message: with Celery's own forms of dates, UUIDs and the like."""
+    """JSON as in a message: with Celery's forms of dates, UUIDs and the like."""
     from kombu.utils import json
 
     if isinstance(value, kind):
@@ -90,7 +90,7 @@ def whole_key(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LockQuery:
-    """The app, and how to answer."""
+    """What a command needs: the app's state, and the form of its output."""
 
     app_state: AppState
     screen: Screen
@@ -102,15 +102,15 @@ def lock_query(ctx: click.Context, as_json: bool) -> LockQuery:
     app_state = installed_state(ctx.obj.app)
     if isinstance(app_state.store, MemoryStore):
         screen.line(
-            "memory:// keeps locks in the process that took them: those of other processes are "
-            "not seen here.",
+            "memory:// keeps locks in the process that acquired them: those of other processes are "
+            "not visible here.",
             err=True,
         )
     return LockQuery(app_state, screen, as_json)
 
 
 def program(ctx: click.Context) -> str:
-    """How the commands were called, for advice that can be copied."""
+    """How the command was called, for advice that can be copied."""
     root = ctx.find_root()
     if root.command.name == "unique":  # by main(): the program has this group alone
         return root.info_name or GENERIC
@@ -118,94 +118,77 @@ def program(ctx: click.Context) -> str:
     return f"celery -A {shlex.quote(app)} unique" if isinstance(app, str) else GENERIC
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON in lines.")
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: lines of JSON.")
 
 
-def call_options(function: Function) -> Function:
-    """Which call is meant, besides its task."""
-    for option in reversed(
-        (
-            click.option(
-                "--args",
-                type=json_array,
-                help="Positional arguments of a call, as a JSON array.",
-            ),
-            click.option(
-                "--kwargs",
-                type=json_object,
-                help="Keyword arguments of a call, as a JSON object.",
-            ),
-            click.option("--idempotency-key", help="The idempotency key of a call."),
-            click.option(
-                "--idempotency-key-stdin",
-                is_flag=True,
-                help="Read it from the standard input: any text, and not in a shell's history.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+def _together(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def what_options(function: Function) -> Function:
-    """What is meant, as a word of its own or by an option."""
-    for option in reversed(
-        (
-            click.argument("what", required=False),
-            click.option("--task", metavar="NAME", help="The same as WHAT: the name of a task."),
-            click.option("--task-id", metavar="ID", help="The same as WHAT: the id of a task."),
-            click.option(
-                "--key", metavar="KEY", help="The same as WHAT: a key, whole or as list shows it."
-            ),
-        )
-    ):
-        function = option(function)
-    return call_options(function)
+#: Options that name a call, besides its task.
+call_options = _together(
+    click.option(
+        "--args", type=json_array, help="Positional arguments of a call, as a JSON array."
+    ),
+    click.option(
+        "--kwargs", type=json_object, help="Keyword arguments of a call, as a JSON object."
+    ),
+    click.option("--idempotency-key", help="The idempotency key of a call."),
+    click.option(
+        "--idempotency-key-stdin",
+        is_flag=True,
+        help="Read it from the standard input: any text, and not in the shell's history.",
+    ),
+)
+
+#: WHAT, as an argument or as an option.
+what_options = _together(
+    click.argument("what", required=False),
+    click.option("--task", metavar="NAME", help="The same as WHAT: the name of a task."),
+    click.option("--task-id", metavar="ID", help="The same as WHAT: the id of a task."),
+    click.option("--key", metavar="KEY", help="The same as WHAT: a key, whole or as in list."),
+    call_options,
+)
+
+#: Options that select locks.
+selection_options = _together(
+    click.option("--task", metavar="NAME", help="Of this task, or of those like 'shop.*'."),
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        type=click.Choice(STATE_NAMES),
+        metavar="STATE",
+        help=f"In this state; may be repeated. One of {', '.join(STATE_NAMES)}.",
+    ),
+    click.option(
+        "--older-than",
+        type=duration,
+        help="Acquired at least this long ago: seconds, or ISO 8601 such as PT10M.",
+    ),
+    click.option("--newer-than", type=duration, help="Acquired at most this long ago, as above."),
+    click.option("--task-id", metavar="ID", help="Held by this task."),
+    click.option("--worker", metavar="NAME", help="Run by this worker, or by those like '*@web1'."),
+    click.option("--key", type=whole_key, help="Of this key, which must be given whole."),
+    call_options,
+)
 
 
 def what_of(what: str | None, given: dict[str, Any]) -> str | None:
-    """What the options of ``what_options`` name."""
+    """WHAT of ``what_options``."""
     named = [each for each in (what, given["task"], given["task_id"], given["key"]) if each]
     if len(named) > 1:
         raise click.UsageError("WHAT, --task, --task-id and --key mean the same: give one of them.")
     return named[0] if named else None
 
 
-def selection_options(function: Function) -> Function:
-    """Which locks are meant."""
-    function = call_options(function)
-    for option in reversed(
-        (
-            click.option("--task", metavar="NAME", help="Of this task, or of those like 'shop.*'."),
-            click.option(
-                "--state",
-                "states",
-                multiple=True,
-                type=click.Choice(STATE_NAMES),
-                metavar="STATE",
-                help=f"In this state; may be repeated. One of {', '.join(STATE_NAMES)}.",
-            ),
-            click.option(
-                "--older-than",
-                type=duration,
-                help="Taken at least this long ago: seconds, or ISO 8601 such as PT10M.",
-            ),
-            click.option(
-                "--newer-than", type=duration, help="Taken at most this long ago, as above."
-            ),
-            click.option("--task-id", metavar="ID", help="Held by this task."),
-            click.option(
-                "--worker", metavar="NAME", help="Run by this worker, or by those like '*@web1'."
-            ),
-            click.option("--key", type=whole_key, help="Of this key, which must be given whole."),
-        )
-    ):
-        function = option(function)
-    return function
-
-
 def selection_of(app_state: AppState, given: dict[str, Any]) -> Selection:
-    """What the options of ``selection_options`` select."""
+    """The selection of ``selection_options``."""
     key, task = given["key"], given["task"]
     args, kwargs = given["args"], given["kwargs"]
     idempotency_key = idempotency_key_of(given)
@@ -233,7 +216,7 @@ def selection_of(app_state: AppState, given: dict[str, Any]) -> Selection:
 
 
 def with_what(app_state: AppState, what: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of ``selection_options`` with what a word of its own names among them."""
+    """The options of ``selection_options``, with the argument WHAT as one of them."""
     if what is None:
         return given
     option = "task" if what in app_state.app.tasks else "key" if is_key(what) else None
@@ -259,7 +242,7 @@ def _with(given: dict[str, Any], option: str, value: str) -> dict[str, Any]:
 
 
 def idempotency_key_of(given: dict[str, Any]) -> str | None:
-    """The key that was given as an option or, without the end of its line, as input."""
+    """The key that was given as an option or, without the line end, as input."""
     key: str | None = given["idempotency_key"]
     if not given["idempotency_key_stdin"]:
         return key

@@ -1,7 +1,7 @@
-"""What the commands print: text that no content can break, colours on a terminal only.
+"""Output of the commands: escaped text, with colours on a terminal only.
 
-Task ids, task names, workers' names and idempotency keys come from outside. What is not
-printable in them is escaped, so that none can move the cursor, hide a line or pretend to be one.
+Task ids, task names, names of workers and idempotency keys come from outside. Unprintable
+characters in them are escaped, so that none can move the cursor, hide a line or forge one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-#: Characters of a column between two columns.
+#: Between two columns.
 GAP = "  "
 UNLIMITED = 10_000
 
@@ -36,7 +36,7 @@ COLOURS = {
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that a terminal would not simply show."""
+    """The text with every unprintable character escaped."""
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(_escaped(character) for character in text)
@@ -51,37 +51,37 @@ def _escaped(character: str) -> str:
 
 
 class Command(str):
-    """Text to be copied into a shell: never broken, however narrow the terminal is."""
+    """Text to be copied into a shell: never wrapped, however narrow the terminal is."""
 
     __slots__ = ()
 
 
 class Screen:
-    """Where one command writes. ``colours`` counts on a terminal only: click sees to it."""
+    """The output of one command. ``colours`` takes effect on a terminal only."""
 
     def __init__(self, *, colours: bool = True) -> None:
         self._colours = colours
 
     def line(self, text: str = "", *, err: bool = False) -> None:
         stream = sys.stderr if err else sys.stdout
-        # A terminal that cannot show a character must not end the command.
+        # A terminal that cannot show a character must not abort the command.
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         click.echo(text, err=err, color=None if self._colours else False)
 
     def json(self, document: Any) -> None:
-        """One document in one line, of ASCII alone."""
+        """One document in one line of ASCII."""
         self.line(json.dumps(document, default=plain, ensure_ascii=True))
 
     def styled(self, text: str, kind: str = "", *, bold: bool = False) -> str:
-        """Text that is already printable, in the colour of a state or of a finding's level."""
+        """Printable text in the colour of a state or of a finding's level."""
         return click.style(text, fg=COLOURS.get(kind), bold=bold or None)
 
     def is_terminal(self) -> bool:
         return sys.stdout.isatty()
 
     def width(self) -> int:
-        """The columns of the terminal; what is read by a program is not cut."""
+        """The columns of the terminal; output to a program is not cut."""
         return shutil.get_terminal_size().columns if self.is_terminal() else UNLIMITED
 
     def facts(self, facts: Iterable[tuple[str, str]], indent: str = "  ") -> None:
@@ -102,7 +102,7 @@ class Screen:
         bold: bool = False,
         err: bool = False,
     ) -> None:
-        """Printable text, broken between words on a terminal; ``first`` stands before it."""
+        """Printable text after ``first``, wrapped between words on a terminal."""
         if isinstance(text, Command):
             self.line(first + text, err=err)
             return
@@ -114,12 +114,12 @@ class Screen:
 
 
 class Table:
-    """Rows as they come: the widths are given, since nobody waits for the last row."""
+    """Rows of a stream, so the widths are given beforehand."""
 
     def __init__(
         self, screen: Screen, columns: Sequence[tuple[str, int]], *, cut: frozenset[str]
     ) -> None:
-        """``cut`` names the columns whose text is cut to their width; others may run over it."""
+        """``cut`` names the columns whose text is cut to their width; others may exceed it."""
         self._screen = screen
         self._widths = [width for _, width in columns]
         self._headings = [name for name, _ in columns]
@@ -147,7 +147,7 @@ class Table:
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal a printable text takes."""
+    """The columns of a terminal that a printable text takes."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
@@ -160,7 +160,7 @@ def _columns(character: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """A printable text cut in its middle to at most so many columns."""
+    """A printable text cut in its middle to at most this many columns."""
     if columns_of(text) <= width:
         return text
     head = max(1, (width - 3) // 2)
@@ -173,7 +173,7 @@ def moment(when: datetime | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON cannot say by itself."""
+    """The JSON form of other values."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

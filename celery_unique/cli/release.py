@@ -1,15 +1,14 @@
-"""``celery unique release``"""
+"""``celery unique release``: free keys."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import click
 
-from celery_unique.cli import FOUND_NOTHING, NO_ANSWER
+from celery_unique.cli import FOUND_NOTHING, UNAVAILABLE
 from celery_unique.config.app_state import AppState
 from celery_unique.operations.count import count_locks
 from celery_unique.operations.lost_messages import Unproven, missing_messages
@@ -21,11 +20,13 @@ from .options import json_option, lock_query, selection_of, selection_options, w
 from .output import Screen, printable
 from .stats import show_counts
 
-#: Told at every so many where there is no terminal for a bar.
-TELL_EVERY = 1000
+Item = TypeVar("Item")
+
+#: Locks between two lines of progress, where there is no terminal for a bar.
+REPORT_EVERY = 1000
 
 WARNING = (
-    "This frees the keys and does not stop the tasks: one that still waits or runs goes on, and "
+    "This frees the keys and does not stop the tasks: one that waits or runs continues, and "
     "the next call may run beside it. To stop a task as well, revoke it."
 )
 
@@ -36,18 +37,20 @@ WARNING = (
 @click.option(
     "--lost",
     is_flag=True,
-    help="Whose message is proven lost: no queue has it and no worker. Asks broker and workers.",
+    help="Whose message is proven lost: no queue and no worker has it (queries all of them).",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0.1),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
-    help="With --lost: how long workers have to answer, in seconds.",
+    help="With --lost: how long workers have to reply, in seconds.",
 )
-@click.option("--all", "everything", is_flag=True, help="Every lock, where nothing else is said.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be released.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Every lock, where no other option selects."
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be released.")
 @json_option
 @click.pass_context
 def release_command(
@@ -66,10 +69,10 @@ def release_command(
 
     WHAT is as for show: a key, whole or as list shows it, the id of a task, or its name.
 
-    This is the step after 'celery purge', which takes messages away and leaves their locks. It
-    does not stop the tasks: one that still waits or runs goes on, and the next call may run
-    beside it. Asks first, unless told --yes. Exits with 1 if nothing was released, and with 3 if
-    nothing was and --lost could not tell of some locks: those are counted, with the reason.
+    This is the step after 'celery purge', which deletes messages and leaves their locks. It does
+    not stop the tasks: one that waits or runs continues, and the next call may run beside it.
+    Asks for confirmation, except with --yes. Exits with 1 if nothing was released, and with 3 if
+    nothing was and --lost could not decide on some locks: those are counted, with the reason.
 
     \b
     celery -A shop purge && celery -A shop unique release --lost
@@ -83,23 +86,23 @@ def release_command(
     selection = selection_of(app_state, with_what(app_state, what, given))
     lost_within_s = timeout if lost else None
     if selection.is_empty() and not everything and not lost:
-        raise click.UsageError("Say which locks are meant, or --all.")
+        raise click.UsageError("Select locks with an option, or give --all.")
     unproven = Unproven() if lost else None
     counts = count_locks(_releasable(app_state, selection, lost_within_s, unproven))
-    nothing = NO_ANSWER if unproven and unproven.in_all else FOUND_NOTHING
+    nothing = UNAVAILABLE if unproven and unproven.in_all else FOUND_NOTHING
     if not as_json and counts.total.locks:
         show_counts(screen, counts)
         screen.line()
     if not as_json and unproven is not None:
-        _tell_unproven(screen, unproven)
+        _report_unproven(screen, unproven)
     if not counts.total.locks or dry_run:
-        _tell(screen, counts.total.locks, 0, as_json, dry_run, unproven)
+        _report(screen, counts.total.locks, 0, as_json, dry_run, unproven)
         ctx.exit(0 if counts.total.locks else nothing)
     if not yes:
         screen.words(WARNING, err=True)
         click.confirm(f"Release {_locks(counts.total.locks)}?", abort=True, err=True)
     released = _release(app_state, selection, lost_within_s, counts.total.locks)
-    _tell(screen, counts.total.locks, released, as_json, dry_run, unproven)
+    _report(screen, counts.total.locks, released, as_json, dry_run, unproven)
     if not released:
         ctx.exit(nothing)
 
@@ -110,7 +113,7 @@ def _releasable(
     lost_within_s: float | None,
     unproven: Unproven | None = None,
 ) -> Iterator[LockView]:
-    # A second walk in place of a list: there may be millions.
+    # A second walk instead of a list: there may be millions.
     locks = (lock for lock in select(app_state, selection) if lock.state != "released")
     if lost_within_s is None:
         return locks
@@ -120,21 +123,17 @@ def _releasable(
 def _release(
     app_state: AppState, selection: Selection, lost_within_s: float | None, expected: int
 ) -> int:
-    released = 0
-    with _progress(expected) as bar:
-        for _, done in release_all(app_state, _releasable(app_state, selection, lost_within_s)):
-            released += done
-            bar.update(1)
-    return released
+    releases = release_all(app_state, _releasable(app_state, selection, lost_within_s))
+    return sum(done for _, done in _with_progress(releases, expected))
 
 
-def _tell_unproven(screen: Screen, unproven: Unproven) -> None:
+def _report_unproven(screen: Screen, unproven: Unproven) -> None:
     for locks, reason in unproven.in_words():
         are = "is" if locks == 1 else "are"
         screen.words(f"{_locks(locks)} {are} not known to be lost: {printable(reason)}.", err=True)
 
 
-def _tell(
+def _report(
     screen: Screen,
     matched: int,
     released: int,
@@ -161,27 +160,14 @@ def _locks(count: int) -> str:
     return f"{count} lock" if count == 1 else f"{count} locks"
 
 
-class Progress(Protocol):
-    def update(self, steps: int) -> None: ...
-
-
-class Lines:
-    """Progress for a log: a line now and then, none for a few."""
-
-    def __init__(self, expected: int) -> None:
-        self._expected = expected
-        self._done = 0
-
-    def update(self, steps: int) -> None:
-        self._done += steps
-        if self._done % TELL_EVERY == 0:
-            click.echo(f"{self._done} of {self._expected}", err=True)
-
-
-@contextmanager
-def _progress(expected: int) -> Iterator[Progress]:
-    if not sys.stderr.isatty():
-        yield Lines(expected)
+def _with_progress(items: Iterator[Item], expected: int) -> Iterator[Item]:
+    """The items, with a bar on a terminal, and else with a line now and then."""
+    if sys.stderr.isatty():
+        bar = click.progressbar(items, length=expected, label="Releasing", file=sys.stderr)
+        with bar as shown:
+            yield from shown
         return
-    with click.progressbar(length=expected, label="Releasing", file=sys.stderr) as bar:
-        yield bar
+    for done, item in enumerate(items, 1):
+        yield item
+        if done % REPORT_EVERY == 0:
+            click.echo(f"{done} of {expected}", err=True)

@@ -1,4 +1,4 @@
-"""``celery unique show``"""
+"""``celery unique show``: everything that is recorded under a key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .options import (
 )
 from .output import Screen, moment, printable
 
-#: A shortened key of few digits may mean many.
+#: A shortened key of few digits may match many.
 MOST = 20
 
 
@@ -155,7 +155,7 @@ def ahead(milliseconds: int, now: int) -> str:
 def document(
     explanation: Explanation, processes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """``processes``, where they were asked for: task id -> the process that runs it."""
+    """``processes``, where they are known: task id -> the process that runs it."""
     verdict = explanation.verdict
     return {
         "key": explanation.key,

@@ -1,4 +1,4 @@
-"""``celery unique stats``"""
+"""``celery unique stats``: count locks by task and state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .output import Screen, Table
 def stats_command(ctx: click.Context, /, as_json: bool) -> None:
     """Count the locks by task and state, and the calls that they absorbed.
 
-    Walks the whole store in batches, in memory that does not grow with the number of locks.
+    Walks the whole store in batches, in bounded memory.
 
     \b
     celery -A shop unique stats
@@ -33,7 +33,7 @@ def stats_command(ctx: click.Context, /, as_json: bool) -> None:
         command.screen.line()
         command.screen.line(
             f"{_number(counts.keys, 'key')}, {_number(counts.total.locks, 'lock')}, "
-            f"{_number(counts.marks, 'mark')} of ended or "
+            f"{_number(counts.marks, 'mark')} of finished or "
             f"superseded tasks, {_number(counts.total.duplicates, 'call')} absorbed"
         )
 

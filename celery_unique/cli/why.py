@@ -1,4 +1,4 @@
-"""``celery unique why``"""
+"""``celery unique why``: explain why a call was dropped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from celery_unique.cli import FOUND_NOTHING
+from celery_unique.header import DeliveryName
 from celery_unique.operations.explain import Explanation, freed_by, meaning, running_processes
 from celery_unique.operations.select import LockView, brief
 
@@ -21,12 +22,12 @@ from .show import ahead, document, exit_if_nothing, explanations, show_marks, wh
 @json_option
 @click.pass_context
 def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given: Any) -> None:
-    """Explain why a call was dropped: its key, who holds it, and what would free it.
+    """Explain why a call was dropped: its key, the holder, and what frees the key.
 
     WHAT is the name of a task, with the arguments of a call or its idempotency key; or a key,
-    whole or as list shows it; or the id of a task. For a call this tells what would become of
-    it now, and the text that its key is the digest of: two calls are the same work if and only
-    if that text is the same. Exits with 1 if nothing holds the key.
+    whole or as list shows it; or the id of a task. For a call, this shows its outcome if it were
+    made now, and the text that its key is the digest of: two calls are the same work if and
+    only if that text is the same. Exits with 1 if nothing holds the key.
 
     \b
     celery -A shop unique why shop.rebuild_index --args '[7]'
@@ -56,7 +57,7 @@ def _explain(
     screen.facts(
         [
             ("key", explanation.key),
-            ("made from", printable(made_from) if made_from else "(a digest does not tell)"),
+            ("made from", printable(made_from) if made_from else "(unknown: the key is a digest)"),
             ("on conflict", str(explanation.policy.get("on_conflict", ""))),
             ("in states", " ".join(explanation.policy.get("states", ()))),
         ],
@@ -94,13 +95,13 @@ def _explain_lock(screen: Screen, lock: LockView, called: str, process: int | No
             ("lease ends", ahead(entry.lease, now)),
             ("freed by", f"{ways[0]}"),
             *(("or by", way) for way in ways[1:]),
-            ("by hand", _by_hand(lock, called)),
+            ("manually", _release_command(lock, called)),
         ]
     )
 
 
-def _by_hand(lock: LockView, called: str) -> str:
-    """The command, which does not stop the task: the way for one that is known to be gone."""
+def _release_command(lock: LockView, called: str) -> str:
+    """The command that frees the key, for a task that is known to be lost."""
     if lock.state == "released":
         return ""
     return Command(f"{printable(called)} release --key {lock.key}")
@@ -109,7 +110,7 @@ def _by_hand(lock: LockView, called: str) -> str:
 def _runner(lock: LockView, process: int | None) -> str:
     if not lock.entry.delivery:
         return "" if lock.entry.terminal else "no worker yet"
-    [main] = lock.entry.delivery.rsplit("/", 3)[1:2] or [""]
+    main = DeliveryName.parse(lock.entry.delivery).process
     where = f", main process {main}" if main else ""
     if process is not None:
         of = f" of main process {main}" if main and main != str(process) else ""

@@ -1,5 +1,5 @@
-"""What an operator does with the locks of an app, without a word of how it is shown.
+"""What an operator does with the locks of an app: select, explain, count, release, examine.
 
-The command line and Django's commands both stand on this. Everything here walks with the
-store's cursor or reads one key; nothing of it is on the way of a call or of a task.
+Used by the command line and by Django's admin, and independent of how results are shown. Every
+operation walks the store with its cursor or reads one key; none is on the path of a call or task.
 """

@@ -1,4 +1,4 @@
-"""Counting the locks of a store in one walk, in memory that does not grow with them."""
+"""Counts the locks of a store in one walk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from celery_unique.config.app_state import AppState
 
-from .select import LockView, Selection, StoreClock, locks_of, select
+from .select import LockView, StoreClock, locks_of
 
-#: Task names come from messages; more than these are counted together.
+#: Task names come from messages; names beyond these are counted together.
 MOST_NAMES = 1000
 OTHERS = "(others)"
 
@@ -62,7 +62,7 @@ class Counts:
 
 
 def count_all(app_state: AppState) -> Counts:
-    """Everything that the store holds."""
+    """All locks, keys and marks of the store."""
     counts = Counts()
     clock = StoreClock(app_state)
     for key, record in app_state.store.walk():
@@ -71,10 +71,6 @@ def count_all(app_state: AppState) -> Counts:
         for lock in locks_of(key, record, clock.now()):
             counts.add(lock)
     return counts
-
-
-def count(app_state: AppState, selection: Selection) -> Counts:
-    return count_locks(select(app_state, selection))
 
 
 def count_locks(locks: Iterable[LockView]) -> Counts:

@@ -1,4 +1,4 @@
-"""Why a call was dropped: what its key is made from, who holds it, and what would free it."""
+"""Explains why a call was dropped: the text of its key, the holder, and what frees the key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .workers import process_of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What would become of a call that is made now."""
+    """The outcome of a call that is made now."""
 
-    outcome: str  # as results tell it, or ``rejected``, ``conflict``
-    task_id: str | None  # the task in its way, or in whose place it comes
+    outcome: str  # as of a result, or ``rejected``, ``conflict``
+    task_id: str | None  # the holder, or the task that it replaces or comes after
     text: str
 
 
@@ -39,7 +39,7 @@ class Explanation:
     locks: tuple[LockView, ...]
     marks: Mapping[str, Mark]
     now: int
-    made_from: str | None = None  # None: a digest does not tell what it was made from
+    made_from: str | None = None  # None: unknown, the key is a digest
     verdict: Verdict | None = None  # None: no call was given
     policy: Mapping[str, Any] = field(default_factory=dict)
     more_marks: int = 0  # beside those
@@ -58,7 +58,7 @@ def explain_record(key: str, record: Record, now: int) -> Explanation:
 def explain_call(
     app_state: AppState, task: str, args: Any = None, kwargs: Mapping[str, Any] | None = None
 ) -> Explanation:
-    """A call with these arguments, as if it were made now."""
+    """Explain a call with these arguments, as if it were made now."""
     text = text_of_call(app_state, task, args or (), kwargs)
     policy = _policy(app_state, task, {})
     return _explain(app_state, task, text, policy, arguments="")
@@ -71,7 +71,7 @@ def explain_idempotency_key(
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """A call that brings this key. Without arguments: the ones it was first brought with."""
+    """Explain a call with this key. Without arguments: those of the first call with it."""
     text = text_of_idempotency_key(app_state, task, idempotency_key)
     policy = _policy(app_state, task or "", {"idempotency_key": idempotency_key})
     arguments = None
@@ -103,7 +103,7 @@ def _explain(
     key = key_of(text, app_state.settings.key_secret)
     record, now = app_state.store.read(key)
     claim = _claim(task, policy, _or_same(arguments, record))
-    # The act itself, on a copy: no second set of rules that could say otherwise.
+    # The act itself, on a copy: no second set of rules that could differ.
     verdict = _verdict(acts.acquire(deepcopy(record), claim, now), record, claim)
     return Explanation(
         key,
@@ -137,7 +137,7 @@ def _claim(task: str, policy: UniquePolicy, arguments: str) -> Claim:
 
 
 def _shown_policy(policy: UniquePolicy) -> dict[str, Any]:
-    """What decides on a conflict; what makes the key is in its text."""
+    """The fields that decide on a conflict; those that make the key are in its text."""
     shown: dict[str, Any] = {"on_conflict": policy.on_conflict, "states": list(policy.states)}
     if policy.period:
         shown["unique_for_s"] = policy.period.total_seconds()
@@ -148,17 +148,17 @@ def _verdict(acquired: Acquired, record: Record, claim: Claim) -> Verdict:
     holder = acquired.holder
     if holder is not None:
         if holder.arguments != claim.arguments:
-            text = "raises IdempotencyKeyConflict: the key was brought with other work"
+            text = "raises IdempotencyKeyConflict: the key was used for other work"
             return Verdict("conflict", holder.task_id, text)
         if acquired.outcome == "rejected":
             return Verdict("rejected", holder.task_id, "raises DuplicateTask")
         text = "is not published: it gets the id and the result of the task that holds its key"
         return Verdict("deduplicated", holder.task_id, text)
     if acquired.after:
-        text = "is published, and held back until the running task has ended"
+        text = "is published, and held back until the running task has finished"
         return Verdict("rerun", acquired.after, text)
     if acquired.replaced:
-        text = "is published in the place of the task that waits"
+        text = "is published and replaces the task that waits"
         return Verdict("replaced", acquired.replaced[0], text)
     if any(not task.released for task in record.tasks.values()):
         text = "is published: no task of this key is in one of its states and within its window"
@@ -167,10 +167,10 @@ def _verdict(acquired: Acquired, record: Record, claim: Claim) -> Verdict:
 
 
 def running_processes(app_state: AppState, locks: Iterable[LockView]) -> dict[str, int]:
-    """Task id -> the process that runs it, as far as the workers tell within a second.
+    """Task id -> the process that runs it, of workers that reply within a second.
 
-    A delivery is named after the worker's main process; which one of its pool has taken the task
-    is known to that worker alone.
+    A delivery is named after the worker's main process; only the worker knows the process of its
+    pool.
     """
     found: dict[str, int] = {}
     for lock in locks:
@@ -184,7 +184,7 @@ def running_processes(app_state: AppState, locks: Iterable[LockView]) -> dict[st
 # -- in words ----------------------------------------------------------------------------
 
 _MEANS = {
-    "pending": "its caller has taken the lock and not confirmed yet that it is published",
+    "pending": "its caller holds the lock and has not yet confirmed the publish",
     "scheduled": "published, and waits for its ETA",
     "available": "published, and waits for a worker",
     "active": "running",
@@ -192,14 +192,14 @@ _MEANS = {
     "completed": "has succeeded, and is remembered",
     "discarded": "has failed, and is remembered",
     "cancelled": "was revoked, and is remembered",
-    "released": "its key was released by hand: it blocks nobody",
+    "released": "its key was released manually: it blocks no call",
 }
 
 _MARKS = {
-    "superseded": "another call took its place before it started; it never runs",
-    "withdrawn": "its publish failed, and it was taken back; if its message exists it is dropped",
+    "superseded": "another call replaced it before it started; it never runs",
+    "withdrawn": "its publish failed and was withdrawn; if its message exists, it is dropped",
     "revoked": "it was revoked before it started; it does not run",
-    "done": "it has ended; a second message of it is dropped",
+    "done": "it has finished; a second message of it is dropped",
 }
 
 
@@ -207,13 +207,13 @@ def meaning(lock: LockView) -> str:
     """The state in words."""
     entry = lock.entry
     if entry.by:
-        return "in limbo: another call is about to take its place"
+        return "in limbo: another call is about to replace it"
     if entry.after and lock.state in ("pending", "available", "scheduled"):
-        return "published, and held back until the task that it comes after has ended"
+        return "published, and held back until the task that it comes after has finished"
     if entry.ending:
-        return f"its body is over ({lock.state}), and its result is being stored"
+        return f"its body has finished ({lock.state}), and its result is being stored"
     if is_abandoned(lock):
-        return "started, but its worker has not been heard of since its delivery lease ended"
+        return "started, but its worker has not renewed its delivery lease"
     return _MEANS[lock.state]
 
 
@@ -222,13 +222,13 @@ def mark_meaning(kind: str) -> str:
 
 
 def is_abandoned(lock: LockView) -> bool:
-    """Whether the delivery that runs it is no longer believed alive."""
+    """Whether the delivery that runs it is believed dead."""
     entry = lock.entry
     return bool(entry.delivery) and 0 < entry.delivery_lease <= lock.now and not entry.released
 
 
 def freed_by(lock: LockView) -> list[str]:
-    """What would free the key of this task, in words; times are left to who shows them."""
+    """The events that free the key of this task, in words without times."""
     state = lock.state
     if state == "released":
         return ["nothing to free: the next call is admitted"]
@@ -244,10 +244,10 @@ def freed_by(lock: LockView) -> list[str]:
     if state == "active" or lock.entry.ending:
         return [
             "the end of the task, however it ends",
-            "the end of its lease, if its worker dies and no message of it comes back",
+            "the end of its lease, if its worker dies and its message is not delivered again",
         ]
     return [
         "the end of the task, however it ends",
         "revoking it",
-        "the end of its lease, if its message is gone (a purged queue)",
+        "the end of its lease, if its message is lost (a purged queue)",
     ]

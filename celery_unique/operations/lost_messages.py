@@ -1,12 +1,12 @@
-"""Locks whose message is lost: proven, or not.
+"""Finds locks whose message is lost.
 
-A message is lost when all of this holds, and only then is its key released:
+A message is proven lost, and its key may be released, when all of this holds:
 
-- its broker can be looked into, and no queue that may have it does (see ``queues``);
-- every worker that is there has answered, and none of them holds it;
+- its broker can be inspected, and no queue that may have it does (see ``queues``);
+- every running worker has replied, and none of them holds it;
 - its record has not changed meanwhile.
 
-Everything else is unknown, and told with the reason.
+Otherwise it is unproven, and reported with the reason.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from celery_unique.config.leases import moment_of
 
 from .queues import not_in_queues
 from .select import LockView
-from .workers import DEFAULT_TIMEOUT_S, Workers, ask_workers, held_by_workers
+from .workers import DEFAULT_TIMEOUT_S, Workers, held_by_workers, query_workers
 
 BATCH = 2000
-#: A message that was published a moment ago may be anywhere.
+#: A message that was just published may be on its way.
 YOUNGEST_MS = 2000
 
 _WAITING = ("available", "scheduled", "retryable")
@@ -35,14 +35,14 @@ class Missing:
     """A lock whose message was not found."""
 
     lock: LockView
-    #: Why it may exist all the same; empty: it is proven lost.
+    #: Why it may exist anyway; empty: it is proven lost.
     unless: str = ""
     returns_at_ms: int = 0  # where it is known: when it is delivered again
 
 
 @dataclass(slots=True)
 class Unproven:
-    """Why locks were not taken for lost, and how many."""
+    """Why locks are not proven lost, and how many."""
 
     locks: dict[str, int] = field(default_factory=dict)
     returns_at_ms: dict[str, int] = field(default_factory=dict)  # the last of them
@@ -89,15 +89,15 @@ def missing_messages(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     workers: Workers | None = None,
 ) -> Iterator[Missing]:
-    """Those of the locks whose task waits and whose message was found nowhere."""
-    workers = ask_workers(app_state.app, timeout_s) if workers is None else workers
+    """The locks whose task waits and whose message was not found."""
+    workers = query_workers(app_state.app, timeout_s) if workers is None else workers
     candidates = (lock for lock in locks if may_be_lost(lock))
     while batch := list(islice(candidates, BATCH)):
         yield from _missing(app_state, batch, workers, timeout_s)
 
 
 def may_be_lost(lock: LockView) -> bool:
-    """Whether its message should be somewhere."""
+    """Whether its message should exist."""
     return lock.state in _WAITING and lock.age_ms >= YOUNGEST_MS
 
 
@@ -106,9 +106,9 @@ def _missing(
 ) -> Iterator[Missing]:
     # In this order: a message goes from its queue to a worker, and its end changes the record.
     places = not_in_queues(app_state, batch, workers)
-    held, silent = held_by_workers(app_state.app, sorted(workers.told), list(places), timeout_s)
-    untold = sorted({*silent, *workers.silent, *workers.without})
-    unless = f"these workers did not tell what they hold: {', '.join(untold)}" if untold else ""
+    held, silent = held_by_workers(app_state.app, sorted(workers.replies), list(places), timeout_s)
+    silent = sorted({*silent, *workers.silent, *workers.without})
+    unless = f"these workers did not report what they hold: {', '.join(silent)}" if silent else ""
     for lock in batch:
         place = places.get(lock.task_id)
         if place is None or lock.task_id in held:

@@ -1,7 +1,4 @@
-"""The conformance manifest of the Open Job Spec, section 8.3.
-
-Not a module called as its function is: once imported, it would stand in the function's place.
-"""
+"""The conformance manifest of the Open Job Spec, section 8.3."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from celery_unique.config.app_state import state_of
 __all__ = ["manifest"]
 
 OJS_VERSION = "1.0.0-rc.1"
-#: Levels count whole, from below, and describe a job backend with an interface of its own. This
-#: is none: of the specification it has unique jobs, which `capabilities` says.
+#: Levels describe a job backend with an interface of its own. This library is none: of the
+#: specification it has unique jobs, as in `capabilities`.
 CONFORMANCE_LEVEL = 0
 
 
 def manifest(app: Any) -> dict[str, Any]:
-    """Return what the app can promise, with the strength of the store that it has configured.
+    """Return the manifest of the app, with the strength of its configured store.
 
-    Connects to nothing. Without a store to be found it is a ConfigurationError.
+    Opens no connection. Raises ConfigurationError where no store is configured.
     """
     app = getattr(app, "_get_current_object", lambda: app)()
     store = state_of(app).store

@@ -1,8 +1,8 @@
-"""What the broker has of a message, as far as it can be seen without taking it out.
+"""Looks for messages in the broker, without consuming them.
 
-Two brokers can be looked into. Redis shows every message, in a queue or with the worker that
-fetched it. RabbitMQ shows how many messages are ready in a queue and how many consumers it has: an
-empty queue is known to be empty, and what its consumers hold is known from them alone.
+Two brokers can be inspected. Redis shows every message, in a queue or with the worker that fetched
+it. RabbitMQ shows how many messages of a queue are ready and how many consumers it has: a queue
+can be known to be empty, and only its consumers know what they hold.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from celery_unique.publish.request import queue_of
 from .select import LockView, StoreClock, locks_of
 from .workers import BrokerUnavailable, Workers
 
-#: Messages that are looked through at most, on Redis.
+#: Messages that are read at most, on Redis.
 MOST_MESSAGES = 100_000
-#: Elements of a list that are read at once: messages may be large.
+#: Elements of a list that are read together: messages may be large.
 CHUNK = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NotInQueue:
-    """A message that no queue has, and what that proves."""
+    """A message that no queue has."""
 
-    #: Why it may exist all the same; empty: the broker does not have it.
+    #: Why it may exist anyway; empty: the broker does not have it.
     unless: str = ""
     #: When Redis delivers it again, where a worker has fetched it and not acknowledged it.
     returns_at_ms: int = 0
 
 
-class Unseen(Exception):
-    """Nothing can be seen in this broker now; the text is the reason."""
+class NotInspectable(Exception):
+    """The broker cannot be inspected now; the text is the reason."""
 
 
 def not_in_queues(
@@ -54,8 +54,8 @@ def not_in_queues(
                 return _not_in_redis(app_state.app, channel, locks, workers)
             if kind == "amqp":
                 return _not_in_rabbitmq(app_state, connection, locks, workers)
-            raise Unseen(f"a broker of this kind ({kind}) cannot be looked into")
-        except Unseen as reason:
+            raise NotInspectable(f"a broker of this kind ({kind}) cannot be inspected")
+        except NotInspectable as reason:
             return {lock.task_id: NotInQueue(str(reason)) for lock in locks}
 
 
@@ -64,14 +64,14 @@ def _broker(app: Any) -> Iterator[Any]:
     with app.connection_for_read() as connection:
         errors = tuple(
             {KombuError, OSError, *connection.connection_errors, *connection.channel_errors}
-            - {KeyError}  # kombu counts it, and it would hide a mistake here
+            - {KeyError}  # one of kombu's, which would hide a mistake here
         )
         try:
             yield connection
         except errors as error:
             raise BrokerUnavailable(
-                f"The broker cannot be looked into: {error}. Check that it runs and that "
-                "broker_url leads to it"
+                f"The broker cannot be inspected: {error}. Check that it runs and that "
+                "broker_url names it"
             ) from error
 
 
@@ -83,8 +83,8 @@ def _not_in_redis(
 ) -> dict[str, NotInQueue]:
     wanted = {lock.task_id for lock in locks}
     budget = _Budget()
-    # In this order: a message that was fetched goes back to its queue, and one that is fetched
-    # from a queue is known to the worker that has it, which is asked last.
+    # In this order: a message that was fetched returns to its queue, and one that is fetched
+    # meanwhile is held by a worker, and workers are queried last.
     fetched = _fetched(channel, wanted, budget)
     left = wanted - _queued(channel, wanted, budget)
     uncounted = _uncounted(app, channel, workers)
@@ -104,15 +104,15 @@ class _Budget:
     def spend(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise Unseen(
-                f"the broker has more than {MOST_MESSAGES:,} messages, too many to look through"
+            raise NotInspectable(
+                f"the broker has more than {MOST_MESSAGES:,} messages, too many to search"
             )
 
 
 def _fetched(channel: Any, wanted: set[str], budget: _Budget) -> dict[str, Any]:
     """Id -> delivery tag, of messages that a worker, perhaps a dead one, has not acknowledged."""
     found = {}
-    # kombu's client puts its prefix before the keys of some commands, and HSCAN is none of them.
+    # kombu's client adds its prefix to the keys of some commands, and not of HSCAN.
     for tag, payload in channel.client.hscan_iter(_key(channel, channel.unacked_key), count=CHUNK):
         budget.spend()
         task_id = _id_of(payload)
@@ -136,8 +136,8 @@ def _queued(channel: Any, wanted: set[str], budget: _Budget) -> set[str]:
 
 
 def _messages(client: Any, name: Any) -> Iterator[Any]:
-    """The elements of a queue. From its head, where new ones are put: those that it had are
-    seen at least once, since they only move on."""
+    """The elements of a queue, from its head, where new ones are added: those that it had only
+    move back, and are seen at least once."""
     at = 0
     while chunk := client.lrange(name, at, at + CHUNK - 1):
         yield from chunk
@@ -148,7 +148,7 @@ def _id_of(payload: Any) -> str | None:
     """The id of a task's message, empty for another message, None for what is no message."""
     try:
         message = json.loads(payload)
-        if isinstance(message, list):  # as it is kept while it is not acknowledged
+        if isinstance(message, list):  # unacknowledged
             message = message[0]
         headers, properties = message["headers"], message["properties"]
         return str(headers.get("id") or properties.get("correlation_id") or "")
@@ -161,7 +161,7 @@ def _will_return(channel: Any, tag: Any) -> NotInQueue:
     fetched_at = channel.client.zscore(index, tag) or time.time()
     timeout_s = channel.visibility_timeout
     return NotInQueue(
-        "its message was fetched by a worker that does not answer, and Redis delivers it again "
+        "its message was fetched by a worker that does not reply, and Redis delivers it again "
         f"when the visibility timeout ({timeout_s:g} s) has passed",
         round((fetched_at + timeout_s) * 1000),
     )
@@ -172,13 +172,13 @@ def _key(channel: Any, name: str) -> str:
 
 
 def _uncounted(app: Any, channel: Any, workers: Workers) -> str:
-    """Why a worker may be there that did not answer; empty: all have.
+    """Why a worker may exist that did not reply; empty: all have replied.
 
-    Redis says how many clients receive what is broadcast to workers, and a worker that is too
-    busy to answer is one of them. The message is addressed to none, so that none acts on it.
+    Redis reports how many clients receive a broadcast, also workers that are too busy to reply.
+    The message is addressed to none, so that none acts on it.
     """
     if not app.conf.worker_enable_remote_control:
-        return "workers cannot be asked what they hold (worker_enable_remote_control is off)"
+        return "workers cannot be queried (worker_enable_remote_control is off)"
     exchange = app.control.mailbox.exchange.name
     body = {"method": "ping", "arguments": {}, "destination": ["(no worker)"]}
     message = channel.prepare_message(
@@ -187,10 +187,10 @@ def _uncounted(app: Any, channel: Any, workers: Workers) -> str:
     channel._inplace_augment_message(message, exchange, "")
     payload = json.dumps(message)
     listening = max(channel.client.publish(topic, payload) for topic in _topics(channel, exchange))
-    if listening > len(workers.told):
+    if listening > len(workers.replies):
         return (
-            f"{listening} workers listen for remote control and {len(workers.told)} answered: one "
-            "that is busy or stopped may hold it"
+            f"{listening} workers listen for remote control and {len(workers.replies)} replied: "
+            "one that is busy or stopped may hold it"
         )
     return ""
 
@@ -209,17 +209,17 @@ def _topics(channel: Any, exchange: str) -> list[str]:
 class _Queue:
     messages: int = 0  # ready: not those that a consumer holds
     consumers: int = 0
-    unless: str = ""  # why its content cannot be told
+    unless: str = ""  # why its content is unknown
 
 
 def _not_in_rabbitmq(
     app_state: AppState, connection: Any, locks: list[LockView], workers: Workers
 ) -> dict[str, NotInQueue]:
-    # In this order, which is a delayed message's own.
+    # In this order: a delayed message moves from the delay queues to its own.
     delayed = _delayed(connection) if any(_may_be_delayed(lock) for lock in locks) else ""
     queues = {lock.entry.task_name: _queues_of(app_state, lock.entry.task_name) for lock in locks}
     seen = {
-        name: _look_into(app_state.app, connection, name, workers)
+        name: _inspect(app_state.app, connection, name, workers)
         for name in {name for names in queues.values() for name in names}
     }
     by_calls = _routed_by_calls(app_state)
@@ -238,7 +238,7 @@ def _not_in_rabbitmq(
 
 
 def _queues_of(app_state: AppState, task_name: str) -> set[str]:
-    """The queues that a call goes to which names none: by the task, and by its name."""
+    """The queues of calls that name none: by the task, and by its name."""
     task = app_state.app.tasks.get(task_name)
     options = task._get_exec_options() if task is not None else {}
     return {queue_of(app_state, task_name, (), {}, task, each) for each in (options, {})}
@@ -266,8 +266,8 @@ def _may_be_delayed(lock: LockView) -> bool:
 
 
 def _delayed(connection: Any) -> str:
-    """With quorum queues Celery has RabbitMQ delay messages, in queues of its own: a message
-    goes from those of the longest times to those of the shortest."""
+    """Whether a message may be in the delay queues, which Celery uses with quorum queues: a
+    message moves from those of the longest times to those of the shortest."""
     from kombu.transport import native_delayed_delivery as delaying
 
     waiting = 0
@@ -279,22 +279,22 @@ def _delayed(connection: Any) -> str:
     if not waiting:
         return ""
     return (
-        f"{waiting} messages wait for their time in RabbitMQ's delay queues (celery_delayed_*), "
+        f"{waiting} messages are in RabbitMQ's delay queues (celery_delayed_*), "
         "and it may be one of them"
     )
 
 
-def _look_into(app: Any, connection: Any, name: str, workers: Workers) -> _Queue:
+def _inspect(app: Any, connection: Any, name: str, workers: Workers) -> _Queue:
     if name not in app.amqp.queues:  # to which a route adds the queue that it chooses
         return _Queue(unless=f"calls of its task are sent to an exchange ({name}), not to a queue")
     known = app.amqp.queues[name]
     if "x-dead-letter-exchange" in (getattr(known, "queue_arguments", None) or {}):
         return _Queue(unless=f"queue {name} has a dead-letter exchange, and it may have gone there")
     queue = _passively(connection, name)
-    answered = sum(name in told.get("queues", ()) for told in workers.told.values())
-    if queue.consumers > answered and not queue.unless:
+    replied = sum(name in reply.get("queues", ()) for reply in workers.replies.values())
+    if queue.consumers > replied and not queue.unless:
         unless = (
-            f"queue {name} has {queue.consumers} consumers, and {answered} of them answered: one "
+            f"queue {name} has {queue.consumers} consumers, and {replied} of them replied: one "
             "that is busy or stopped may hold it"
         )
         return _Queue(queue.messages, queue.consumers, unless)
@@ -302,21 +302,21 @@ def _look_into(app: Any, connection: Any, name: str, workers: Workers) -> _Queue
 
 
 def _passively(connection: Any, name: str) -> _Queue:
-    """One that is not there has no messages."""
-    # A channel for each: RabbitMQ closes it when asked for a queue that is not there.
+    """Declare the queue passively: one that does not exist has no messages."""
+    # A channel for each: RabbitMQ closes it where the queue does not exist.
     with connection.channel() as channel:
         try:
-            told = channel.queue_declare(queue=name, passive=True)
+            declared = channel.queue_declare(queue=name, passive=True)
         except connection.channel_errors as error:
             if getattr(error, "reply_code", None) == 404:
                 return _Queue()
-            return _Queue(unless=f"queue {name} cannot be looked into: {error}")
-        return _Queue(told.message_count, told.consumer_count)
+            return _Queue(unless=f"queue {name} cannot be inspected: {error}")
+        return _Queue(declared.message_count, declared.consumer_count)
 
 
 def _stopping(app_state: AppState, workers: Workers) -> str:
-    """A worker that is stopping waits for the tasks that it runs, whose locks name it. Up to
-    Celery 5.6 it forgets what else it has fetched, and no longer renews those leases."""
+    """Why a stopping worker may hold it: that waits for the tasks that it runs, whose locks name
+    it. Up to Celery 5.6 it forgets its other messages, and no longer renews their leases."""
     if workers.running_unseen is None:  # once: this walks over all locks
         clock = StoreClock(app_state)
         running = {
@@ -325,18 +325,18 @@ def _stopping(app_state: AppState, workers: Workers) -> str:
             for lock in locks_of(key, record, clock.now())
             if lock.state == "active" and lock.entry.delivery_lease > lock.now
         }
-        workers.running_unseen = sorted(running - workers.told.keys())
+        workers.running_unseen = sorted(running - workers.replies.keys())
     if not workers.running_unseen:
         return ""
     return (
-        f"these workers run tasks and did not answer: {', '.join(workers.running_unseen)}. One "
+        f"these workers run tasks and did not reply: {', '.join(workers.running_unseen)}. One "
         "that is stopping may hold it unseen"
     )
 
 
 def _held_unseen(app_state: AppState, lock: LockView) -> str:
-    """A worker that is stopping consumes no more and does not answer, and still has what it
-    fetched: it can be told by the leases, which it renews. They run from the ETA."""
+    """Why a stopping worker may hold it: that neither consumes nor replies, and still renews the
+    leases of its messages. Leases run from the ETA."""
     leases = app_state.leases
     renewed_at = lock.entry.lease - leases.queue_ms
     if renewed_at + leases.run_ms <= lock.now:

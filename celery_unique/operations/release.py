@@ -1,4 +1,4 @@
-"""Letting go of many locks, one act each: none is stopped, and each is reported."""
+"""Releases locks, one by one: no task is stopped, and each release is reported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .select import LockView
 
 
 def release_all(app_state: AppState, locks: Iterable[LockView]) -> Iterator[tuple[LockView, bool]]:
-    """Release each lock as it comes, and tell whether there was still one to release.
+    """Release each lock, and yield it with whether it was still held.
 
-    By key *and* task: a lock that went to another task since it was seen is left alone.
+    By key *and* task: a lock that another task has acquired meanwhile is not released.
     """
     for lock in locks:
         released = app_state.store.release(lock.key, lock.task_id or None) > 0

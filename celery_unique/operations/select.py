@@ -1,4 +1,4 @@
-"""Which locks are meant: by task, state, age, id and worker, or by one key."""
+"""Selects locks by task, state, age, id and worker, or by one key."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import Any
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.config.leases import moment_of
 from celery_unique.exceptions import InvalidPolicy, UnreadableRecord, one_of, shown, suggestion
+from celery_unique.header import DeliveryName
 from celery_unique.policy.states import LIVE, STATES, TERMINAL
 from celery_unique.stores.diagnosis import NO_CALLS_KEY
-from celery_unique.stores.record import Record, TaskEntry
+from celery_unique.stores.record import LETTER_OF, Record, State, TaskEntry
 
-#: What people mean by one word. An operator's release is none of OJS's states.
+#: Names for several states.
 STATE_GROUPS = {
     "waiting": ("pending", "scheduled", "available", "retryable"),
     "live": LIVE,
     "ended": TERMINAL,
 }
+#: An operator's release is not a state of the Open Job Spec, nor is a record that cannot be read:
+#: it is listed so that it can be released, which deletes it.
 RELEASED = "released"
-#: Nor is a record that cannot be read: it is there to be released, which deletes it.
 UNREADABLE = "unreadable"
 STATE_NAMES = (*STATES, *STATE_GROUPS, RELEASED, UNREADABLE)
 
@@ -34,7 +36,7 @@ _PART_OF_KEY = re.compile(r"(?:\d+:)?[0-9a-f]{6,64}")
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """One task that is recorded under a key, and the store's clock when it was read."""
+    """One task that is recorded under a key, as read at ``now`` of the store's clock."""
 
     key: str
     task_id: str
@@ -54,13 +56,13 @@ class LockView:
 
     @property
     def worker(self) -> str:
-        """Who runs it. A delivery is named worker / process / boot / count."""
-        return self.entry.delivery.rsplit("/", 3)[0]
+        """The worker that runs it; empty where none does."""
+        return DeliveryName.parse(self.entry.delivery).worker
 
     def as_document(self) -> dict[str, Any]:
-        """Everything that is recorded, in plain values."""
+        """The record in plain values."""
         entry = self.entry
-        document: dict[str, Any] = {
+        return {
             "key": self.key,
             "task": entry.task_name,
             "task_id": self.task_id,
@@ -82,12 +84,11 @@ class LockView:
             "may_exist_twice": entry.copies,
             "by_idempotency_key": bool(entry.arguments),
         }
-        return document
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Conditions, all of which a lock has to meet. The empty selection means every lock."""
+    """Conditions, all of which a lock must meet. The empty selection matches every lock."""
 
     task: str | None = None  # a name, or a pattern with * ? [ ]
     states: frozenset[str] = frozenset()
@@ -119,7 +120,7 @@ def _is_like(text: str, pattern: str) -> bool:
 
 
 def states_named(names: tuple[str, ...]) -> frozenset[str]:
-    """The states behind the words that a person may use for them."""
+    """The states of these names, each of a state or of a group."""
     found: set[str] = set()
     for name in names:
         if name not in STATE_NAMES:
@@ -133,7 +134,7 @@ def states_named(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def installed_state(app: Any) -> AppState:
-    """The app_state of an app whose tasks are all known, as in a worker."""
+    """The state of an app, with all its tasks loaded, as in a worker."""
     app = getattr(app, "_get_current_object", lambda: app)()
     app.loader.import_default_modules()
     app.finalize(auto=True)
@@ -141,7 +142,7 @@ def installed_state(app: Any) -> AppState:
 
 
 def select(app_state: AppState, selection: Selection) -> Iterator[LockView]:
-    """The locks that are meant, as the cursor of the store comes to them."""
+    """The locks that match, in the order of the store's cursor."""
     for lock in _all_locks(app_state, selection.key):
         if selection.matches(lock):
             yield lock
@@ -158,7 +159,7 @@ def _all_locks(app_state: AppState, key: str | None) -> Iterator[LockView]:
 
 
 def _read(app_state: AppState, key: str) -> tuple[Record, int]:
-    """As a walk would have found it."""
+    """As a walk of the store returns it."""
     try:
         return app_state.store.read(key)
     except UnreadableRecord as error:
@@ -168,21 +169,23 @@ def _read(app_state: AppState, key: str) -> tuple[Record, int]:
 def locks_of(key: str, record: Record, now: int) -> Iterator[LockView]:
     """The tasks of one record, the oldest first; one without an id where it cannot be read."""
     if record.unreadable:
-        yield LockView(key, "", TaskEntry("x", now, now), now, record.unreadable)
+        yield LockView(
+            key, "", TaskEntry(LETTER_OF[State.CANCELLED], now, now), now, record.unreadable
+        )
     tasks = sorted(record.tasks.items(), key=lambda item: item[1].created_at)
     for task_id, entry in tasks:
         yield LockView(key, task_id, entry, now)
 
 
 class StoreClock:
-    """The store's clock, read once: a walk must not ask for it at every key."""
+    """The store's clock, read once for a whole walk."""
 
     def __init__(self, app_state: AppState) -> None:
-        asked_at = time.monotonic()
+        began = time.monotonic()
         sent_at = time.time()
         _, self._read = app_state.store.read(NO_CALLS_KEY)
         self._at = time.monotonic()
-        self.round_trip_ms = (self._at - asked_at) * 1000
+        self.round_trip_ms = (self._at - began) * 1000
         #: How far this machine's clock is ahead of the store's, and at most how wrong that is.
         self.skew_ms = (sent_at + self.round_trip_ms / 2000) * 1000 - self._read
 
@@ -195,7 +198,7 @@ def is_key(text: str) -> bool:
 
 
 def find(app_state: AppState, text: str) -> Iterator[tuple[str, Record, int]]:
-    """Every key that a person may mean: a whole or shortened key, or a task's id."""
+    """Every key that the text may name: a whole or shortened key, or a task's id."""
     if is_key(text):
         record, now = _read(app_state, text)
         if record:
@@ -205,7 +208,7 @@ def find(app_state: AppState, text: str) -> Iterator[tuple[str, Record, int]]:
     part = text if _PART_OF_KEY.fullmatch(text) else None
     for key, record in app_state.store.walk():
         if record.more_until and (mark := app_state.store.mark(key, text)):
-            record.marks[text] = mark  # it lies beside the record
+            record.marks[text] = mark  # kept beside the record
         if text in record.tasks or text in record.marks or (part and _begins_with(key, part)):
             yield key, record, clock.now()
 

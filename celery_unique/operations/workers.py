@@ -1,4 +1,4 @@
-"""Asking the workers, by Celery's remote control."""
+"""Queries the workers through Celery's remote control."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ DEFAULT_TIMEOUT_S = 2.0
 
 
 class NoAnswer(CeleryUniqueError):
-    """Somebody who had to be asked did not answer: another time it may work."""
+    """The broker or a worker did not reply; a later attempt may succeed."""
 
     retryable = True
 
 
 class BrokerUnavailable(NoAnswer):
-    """The broker does not answer, so that neither queues nor workers can be asked."""
+    """The broker is unavailable, so that neither queues nor workers can be queried."""
 
 
 @dataclass(slots=True)
 class Workers:
-    """The workers that are there, and what those with this library have told of themselves."""
+    """The running workers, and the replies of those with this library."""
 
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: They are there and do not know this library, or not this app's use of it.
+    replies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Running without this library, or without ``install``.
     without: list[str] = field(default_factory=list)
-    #: They are there and did not answer in time.
+    #: Running, and did not reply in time.
     silent: list[str] = field(default_factory=list)
-    #: Why no worker can be asked, and so none is named here; empty: they were asked.
-    unasked: str = ""
-    #: Those that run a unique task, by its record, and did not answer; None: not looked for yet.
+    #: Why workers cannot be queried; empty: they were.
+    unreachable: str = ""
+    #: Run a unique task, by its record, and did not reply; None: not yet known.
     running_unseen: list[str] | None = None
-    #: The time of this machine when each answered, in milliseconds.
-    answered_at_ms: dict[str, float] = field(default_factory=dict)
+    #: The time of this machine at each reply, in milliseconds.
+    replied_at_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
-        return sorted([*self.told, *self.without, *self.silent])
+        return sorted([*self.replies, *self.without, *self.silent])
 
 
 @contextmanager
@@ -52,15 +52,14 @@ def broker_errors() -> Iterator[None]:
         yield
     except (KombuError, OSError) as error:
         raise BrokerUnavailable(
-            f"The broker does not answer: {error}. Check that it runs and that broker_url leads "
-            "to it"
+            f"The broker is unavailable: {error}. Check that it runs and that broker_url names it"
         ) from error
 
 
 def check_broker(app: Any) -> str:
-    """Once, with a clear error: remote control would go on trying for long.
+    """Connect once, with a clear error: remote control would retry for long.
 
-    Returns why workers cannot be asked through this broker; empty: they can.
+    Returns why workers cannot be queried through this broker; empty: they can.
     """
     with broker_errors(), app.connection_for_write() as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
@@ -71,39 +70,39 @@ def check_broker(app: Any) -> str:
         return f"Celery has no remote control with this broker ({connection.transport.driver_type})"
 
 
-def ask_workers(app: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Workers:
-    """Who is there, then what each has to say; the second question waits no longer than it must."""
-    unasked = check_broker(app)
-    if unasked:
-        return Workers(unasked=unasked)
+def query_workers(app: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> Workers:
+    """Ping all workers, then query those that replied; the second wait is as short as can be."""
+    unreachable = check_broker(app)
+    if unreachable:
+        return Workers(unreachable=unreachable)
     with broker_errors():
-        there = sorted(name for name, _ in _broadcast(app, "ping", timeout_s))
+        running = sorted(name for name, _ in _broadcast(app, "ping", timeout_s))
         workers = Workers()
-        if there:
-            _hear(app, workers, there, timeout_s)
+        if running:
+            _query(app, workers, running, timeout_s)
         return workers
 
 
-def _hear(app: Any, workers: Workers, there: list[str], timeout_s: float) -> None:
+def _query(app: Any, workers: Workers, running: list[str], timeout_s: float) -> None:
     def on_reply(reply: dict[str, Any]) -> None:
         for name in reply:
-            workers.answered_at_ms[name] = time.time() * 1000
+            workers.replied_at_ms[name] = time.time() * 1000
 
-    for name, told in _broadcast(
-        app, "unique_held", timeout_s, there, {"limit": 0}, callback=on_reply
+    for name, reply in _broadcast(
+        app, "unique_held", timeout_s, running, {"limit": 0}, callback=on_reply
     ):
-        # Celery's own answer where the command is not known is an error.
-        if isinstance(told, dict) and told.get("installed"):
-            workers.told[name] = told
+        # Celery replies with an error where it does not know the command.
+        if isinstance(reply, dict) and reply.get("installed"):
+            workers.replies[name] = reply
         else:
             workers.without.append(name)
-    workers.silent = [n for n in there if n not in workers.told and n not in workers.without]
+    workers.silent = [n for n in running if n not in workers.replies and n not in workers.without]
 
 
 def store_marks_of_workers(
     app: Any, names: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dict[str, list[str]]:
-    """The ids that each of the workers finds kept in its lock store."""
+    """The ids that each worker finds in its lock store."""
     with broker_errors():
         replies = dict(
             _broadcast(
@@ -114,7 +113,7 @@ def store_marks_of_workers(
 
 
 def process_of(app: Any, name: str, task_id: str, timeout_s: float = 1.0) -> int | None:
-    """The process of that worker which runs the task; None where it does not tell."""
+    """The process of that worker which runs the task; None where it does not reply."""
     arguments = {"limit": 1, "task_ids": [task_id]}
     try:
         if check_broker(app):
@@ -131,15 +130,15 @@ def process_of(app: Any, name: str, task_id: str, timeout_s: float = 1.0) -> int
 def held_by_workers(
     app: Any, names: Sequence[str], task_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> tuple[set[str], list[str]]:
-    """Which of the tasks a worker has the message of, and the workers that did not tell."""
+    """The tasks whose message a worker has, and the workers that did not reply."""
     if not names or not task_ids:
         return set(), []
     arguments = {"limit": len(task_ids), "task_ids": list(task_ids)}
     with broker_errors():
         replies = dict(_broadcast(app, "unique_held", timeout_s, list(names), arguments))
-    told = {name: reply for name, reply in replies.items() if "held" in (reply or {})}
-    held = {held["task_id"] for reply in told.values() for held in reply["held"]}
-    return held, [name for name in names if name not in told]
+    useful = {name: reply for name, reply in replies.items() if "held" in (reply or {})}
+    held = {held["task_id"] for reply in useful.values() for held in reply["held"]}
+    return held, [name for name in names if name not in useful]
 
 
 def _broadcast(

@@ -23,7 +23,7 @@ from celery.worker import state as worker_state
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.continuations import BODY_OVER
 from celery_unique.followers.promote import end_with_followers
-from celery_unique.header import HEADER, LockHeader
+from celery_unique.header import HEADER, DeliveryName, LockHeader
 from celery_unique.publish.stored_meta import DUPLICATES
 from celery_unique.stores.record import State
 
@@ -208,7 +208,7 @@ def _request_of(header: LockHeader) -> Any:
 
 
 def _runs_beside_the_gate(header: LockHeader) -> bool:
-    return header.delivery.rsplit("/", 3)[1:2] == [str(os.getpid())]
+    return DeliveryName.parse(header.delivery).process == str(os.getpid())
 
 
 def after_result(

@@ -27,7 +27,7 @@ from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete, reason_of
 from celery_unique.followers.continuations import finishing
 from celery_unique.followers.promote import reap_orphans
-from celery_unique.header import HEADER, LockHeader
+from celery_unique.header import HEADER, DeliveryName, LockHeader
 from celery_unique.publish.stored_meta import SUPERSEDED_BY
 from celery_unique.stores.base import Started
 
@@ -56,7 +56,9 @@ NEARLY = 0.9
 
 def new_delivery(hostname: str | None) -> str:
     """A name that no other message received anywhere has: worker / process / boot / count."""
-    return f"{hostname or socket.gethostname()}/{os.getpid()}/{_BOOT}/{next(_counter)}"
+    return "/".join(
+        DeliveryName(hostname or socket.gethostname(), str(os.getpid()), _BOOT, str(next(_counter)))
+    )
 
 
 class GatedRequest:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from celery_unique.header import LockHeader
+from celery_unique.header import DeliveryName, LockHeader
 from celery_unique.keys.digest import short_key
 
 logger = logging.getLogger("celery_unique")
@@ -100,7 +100,7 @@ class DuplicateEvents:
         """The holder has ended, and this many calls were duplicates of it."""
         if not number or not header.watched:
             return
-        hostname = header.delivery.rsplit("/", 3)[0]
+        hostname = DeliveryName.parse(header.delivery).worker
         told = Duplicates(task_name, header.task_id, header.key, hostname, number)
         with self._mutex:
             if len(self._waiting) >= WAITING:

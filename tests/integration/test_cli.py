@@ -150,7 +150,7 @@ def test_stats_of_one_have_no_plural(local_app, run):
 
     ran = run(local_app, "stats")
 
-    said = "1 key, 1 lock, 0 marks of ended or superseded tasks, 1 call absorbed"
+    said = "1 key, 1 lock, 0 marks of finished or superseded tasks, 1 call absorbed"
     assert ran.out.splitlines()[-1] == said
 
 
@@ -332,7 +332,7 @@ def test_a_released_lock_is_told_as_such(local_app, run):
     why = run(local_app, "why", "shop.rebuild", "--args", "[1]")
     assert why.code == 1
     assert "A call now is published: its key is free." in why.out
-    assert "released by hand" in why.out
+    assert "released manually" in why.out
 
 
 # -- a word of its own, or an option -------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_an_app_that_does_not_know_the_library_is_told_so(run):
 
 
 def test_locks_in_memory_are_said_to_be_those_of_this_process(run):
-    assert "those of other processes are not seen here" in run(make_app("memory://"), "list").err
+    assert "those of other processes are not visible here" in run(make_app("memory://"), "list").err
 
 
 def test_manifest_is_the_functions(local_app, run):

@@ -1,4 +1,4 @@
-"""The checks of the doctor: each looks at what was asked and says what is wrong, and the cure."""
+"""The checks of the doctor: each yields findings, with the cure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_unique.keys.digest import KEY_VERSION
 from celery_unique.operations.workers import Workers
 from celery_unique.stores.diagnosis import Diagnosis, Finding
 
-#: Clocks that differ by less do no harm. What is told by a worker is a moment old.
+#: Clocks that differ by less do no harm. The reply of a worker is a moment old.
 SKEW_MS = 1000
 WORKER_SKEW_MS = 5000
 #: Rounds of renewing that may be late on a busy machine.
@@ -27,20 +27,20 @@ def clock(skew_ms: float, round_trip_ms: float) -> Iterator[Finding]:
         "clock",
         "warning",
         f"this machine's clock is {_apart(skew_ms)} of the lock store's: an ETA and an expiry "
-        "are told from the caller's clock, leases and windows from the store's",
-        "set the clocks of both by NTP",
+        "follow the caller's clock, leases and windows the store's",
+        "synchronise both clocks with NTP",
     )
 
 
 def worker_clocks(workers: Workers, skew_ms: float) -> Iterator[Finding]:
-    for name, told in sorted(workers.told.items()):
-        ahead = told.get("clock_ms", 0) - (workers.answered_at_ms.get(name, 0) - skew_ms)
+    for name, reply in sorted(workers.replies.items()):
+        ahead = reply.get("clock_ms", 0) - (workers.replied_at_ms.get(name, 0) - skew_ms)
         if abs(ahead) > WORKER_SKEW_MS:
             yield Finding(
                 "clock",
                 "warning",
                 f"the clock of worker {name} is {_apart(ahead)} of the lock store's",
-                "set the clocks of both by NTP",
+                "synchronise both clocks with NTP",
             )
 
 
@@ -49,30 +49,28 @@ def _apart(ms: float) -> str:
 
 
 def presence(workers: Workers, timeout_s: float) -> Iterator[Finding]:
-    if workers.unasked:
-        yield Finding(
-            "workers", "note", f"{workers.unasked}, so workers are not asked and not checked"
-        )
+    if workers.unreachable:
+        yield Finding("workers", "note", f"{workers.unreachable}, so workers are not checked")
     elif not workers.names:
         yield Finding(
             "workers",
             "warning",
-            f"no worker answered within {timeout_s:g} s, so nothing of workers is checked",
+            f"no worker replied within {timeout_s:g} s, so workers are not checked",
             "start one, or give busy ones more time with --timeout",
         )
     for name in workers.silent:
         yield Finding(
             "workers",
             "warning",
-            f"worker {name} is there and did not tell what it holds within {timeout_s:g} s",
-            "ask again with a longer --timeout",
+            f"worker {name} is running and did not report what it holds within {timeout_s:g} s",
+            "try again with a longer --timeout",
         )
     for name in workers.without:
         yield Finding(
             "plugin",
             "error",
-            f"worker {name} does not know this library: it runs unique tasks without looking at "
-            "their locks, renews no lease and gives no key back",
+            f"worker {name} runs without this library: it runs unique tasks without their locks, "
+            "renews no lease and releases no key",
             "install celery-unique-tasks there, call celery_unique.install(app), restart it",
         )
 
@@ -81,59 +79,59 @@ def same_store(
     workers: Workers, fingerprint: str, namespace: str, proven: Container[str] = ()
 ) -> Iterator[Finding]:
     """``proven``: workers whose store is this one, whatever its fingerprint there."""
-    for name, told in sorted(workers.told.items()):
-        if told.get("store") is None:
+    for name, reply in sorted(workers.replies.items()):
+        if reply.get("store") is None:
             yield Finding(
                 "store",
                 "error",
-                f"worker {name} has no lock store: {told.get('store_error', '')}",
+                f"worker {name} has no lock store: {reply.get('store_error', '')}",
                 "give it the unique_store_url that this process has",
             )
-        elif told.get("namespace") != namespace:
+        elif reply.get("namespace") != namespace:
             yield Finding(
                 "namespace",
                 "error",
-                f"worker {name} has the namespace {told.get('namespace')!r} and this process "
-                f"{namespace!r}: each gives back keys that the other never took",
+                f"worker {name} has the namespace {reply.get('namespace')!r} and this process "
+                f"{namespace!r}: each releases keys that the other never acquired",
                 "give both the same unique_namespace",
             )
-        elif told["store"] != fingerprint and name in proven:
+        elif reply["store"] != fingerprint and name in proven:
             yield Finding(
                 "store", "note", f"worker {name} reaches this lock store by another address"
             )
-        elif told["store"] != fingerprint:
+        elif reply["store"] != fingerprint:
             yield Finding(
                 "store",
                 "error",
-                f"worker {name} uses another lock store (fingerprint {told['store']}, here "
-                f"{fingerprint}): it does not find what is kept in this one, and never releases "
-                "the keys that are taken here",
+                f"worker {name} uses another lock store (fingerprint {reply['store']}, here "
+                f"{fingerprint}): it does not find the locks of this one, and never releases "
+                "the keys that are acquired here",
                 "give both the same unique_store_url",
             )
 
 
 def same_versions(workers: Workers) -> Iterator[Finding]:
-    for name, told in sorted(workers.told.items()):
-        if told.get("key_version") != KEY_VERSION:
+    for name, reply in sorted(workers.replies.items()):
+        if reply.get("key_version") != KEY_VERSION:
             yield Finding(
                 "key-version",
                 "error",
-                f"worker {name} makes keys of version {told.get('key_version')} and this process "
-                f"of version {KEY_VERSION}: equal calls of both are not seen as equal",
+                f"worker {name} makes keys of version {reply.get('key_version')} and this process "
+                f"of version {KEY_VERSION}: equal calls of both have different keys",
                 "run the same release of celery-unique-tasks everywhere",
             )
-        elif told.get("library") != __version__:
+        elif reply.get("library") != __version__:
             yield Finding(
                 "version",
                 "note",
-                f"worker {name} runs release {told.get('library')}, this process {__version__}",
+                f"worker {name} runs release {reply.get('library')}, this process {__version__}",
                 "update the older one; workers first",
             )
 
 
 def renewing(workers: Workers) -> Iterator[Finding]:
-    for name, told in sorted(workers.told.items()):
-        problem = _renewal_problem(told.get("renewal"))
+    for name, reply in sorted(workers.replies.items()):
+        problem = _renewal_problem(reply.get("renewal"))
         if problem:
             yield Finding(
                 "renewing",
@@ -157,11 +155,11 @@ def _renewal_problem(renewal: Mapping[str, Any] | None) -> str:
 
 
 def reach(workers: Workers, diagnosis: Diagnosis) -> Iterator[Finding]:
-    """Whether the processes that are there can share such a store at all."""
+    """Whether the running processes can share such a store at all."""
     if diagnosis.reach == "process":
         yield _memory_store(workers)
     elif diagnosis.reach == "machine":
-        hosts = {told.get("host") for told in workers.told.values()} | {socket.gethostname()}
+        hosts = {reply.get("host") for reply in workers.replies.values()} | {socket.gethostname()}
         if len(hosts) > 1:
             yield Finding(
                 "reach",
@@ -176,14 +174,15 @@ def reach(workers: Workers, diagnosis: Diagnosis) -> Iterator[Finding]:
 def _memory_store(workers: Workers) -> Finding:
     if not workers.names:
         return Finding(
-            "reach", "note", "the locks are in this process's memory, and nobody else sees them"
+            "reach",
+            "note",
+            "the locks are in the memory of this process, and no other process sees them",
         )
     return Finding(
         "reach",
         "error",
         "the locks are in memory (memory://), and there are several processes: "
-        f"{len(workers.names)} workers answered, each has locks of its own, and none of this "
-        "process's",
+        f"{len(workers.names)} workers replied, and each has locks of its own",
         "use a store that processes share: redis://, postgresql+psycopg:// or sqlite:/// "
         "(unique_store_url)",
     )

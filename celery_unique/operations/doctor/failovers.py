@@ -1,4 +1,4 @@
-"""The fail-overs of the lock store that workers, or this process, have noticed."""
+"""The fail-overs of the lock store that workers or this process noticed."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class SeenFailOver:
 
 
 def failovers_seen(app_state: AppState, workers: Workers) -> list[SeenFailOver]:
-    """Those between the same two servers are one, whoever has told of them; the newest last."""
+    """Fail-overs, the newest last; those between the same two servers are one."""
     seen: dict[tuple[str, str], SeenFailOver] = {}
-    for who, told in _told(app_state, workers):
-        servers = (str(told["before"]), str(told["after"]))
+    for who, failover in _noticed(app_state, workers):
+        servers = (str(failover["before"]), str(failover["after"]))
         one = seen.setdefault(servers, SeenFailOver(*servers))
-        one.noticed_at_ms = max(one.noticed_at_ms, int(told["noticed_at_ms"]))
+        one.noticed_at_ms = max(one.noticed_at_ms, int(failover["noticed_at_ms"]))
         if who not in one.noticed_by:
             one.noticed_by.append(who)
     return sorted(seen.values(), key=lambda each: each.noticed_at_ms)
 
 
-def _told(app_state: AppState, workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, told in sorted(workers.told.items()):
-        for failover in told.get("failovers", ()):
+def _noticed(app_state: AppState, workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, reply in sorted(workers.replies.items()):
+        for failover in reply.get("failovers", ()):
             yield name, failover
     for each in list(app_state.failovers):
         yield (
@@ -62,7 +62,7 @@ def findings(seen: list[SeenFailOver]) -> Iterator[Finding]:
             "fail-over",
             "note",
             f"the lock store failed over from {each.before} to {each.after}, noticed at "
-            f"{moment_of(each.noticed_at_ms):%Y-%m-%d %H:%M:%S} UTC by {by}: locks taken in the "
-            "last moments before that may be lost, as if they had lapsed",
-            "nothing has to be done; min-replicas-to-write of the servers bounds how much is lost",
+            f"{moment_of(each.noticed_at_ms):%Y-%m-%d %H:%M:%S} UTC by {by}: locks acquired "
+            "in the last moments before that may be lost, as if they had lapsed",
+            "no action is needed; min-replicas-to-write of the servers bounds how much is lost",
         )

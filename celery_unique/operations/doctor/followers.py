@@ -1,4 +1,4 @@
-"""Calls that follow another one, and whether a worker looks after them."""
+"""Calls that follow another one, and whether workers monitor them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAMED = 3
 
 @dataclass(slots=True)
 class Followed:
-    """What a walk over all records has found. Bounded: examples and counts."""
+    """Result of a walk over all records, in bounded memory: examples and counts."""
 
-    looked_at_every_s: float
+    checked_every_s: float
     calls: int = 0
     overdue: int = 0
-    overdue_ms: int = 0  # that which waits longest
+    overdue_ms: int = 0  # of the one that waits longest
     named: list[str] = field(default_factory=list)
 
     def see(self, following: Following, now: int) -> None:
@@ -39,34 +39,33 @@ class Followed:
         self.named += holders[: NAMED - len(self.named)]
 
     def _patience_ms(self) -> float:
-        """As for renewing: a round on a busy machine may be late, and all workers may have
-        been restarted a moment ago."""
-        return (LATE_ROUNDS * self.looked_at_every_s + 1) * 1000
+        """As for renewals: a round on a busy machine may be late, and all workers may have just
+        been restarted."""
+        return (LATE_ROUNDS * self.checked_every_s + 1) * 1000
 
     def right(self) -> str:
         if not self.calls:
             return "no call follows another one"
         if self.calls == 1:
-            return "1 call follows another one, and workers look after it"
-        return f"{self.calls} calls follow another one, and workers look after them"
+            return "1 call follows another one, and workers monitor it"
+        return f"{self.calls} calls follow another one, and workers monitor them"
 
     def findings(self) -> Iterator[Finding]:
         if self.overdue:
             yield Finding(
                 "followers",
                 "warning",
-                f"{self.overdue} of {self.calls} calls that follow another one should have been "
-                f"looked after {self.overdue_ms / 1000:.0f} s ago, and no worker has done so; "
-                f"they follow {', '.join(self.named)}: if that task is gone, chains, groups and "
-                "chords wait for them in vain",
-                "start a worker of this app; every worker looks after them once in "
-                f"{self.looked_at_every_s:g} s, and one that cannot says why in its log "
-                "(looking after followers failed, or the lock store's error)",
+                f"{self.overdue} of {self.calls} calls that follow another one were due for a "
+                f"check {self.overdue_ms / 1000:.0f} s ago, and no worker has checked them; they "
+                f"follow {', '.join(self.named)}: if that task is lost, chains, groups and chords "
+                "wait for them without end",
+                "start a worker of this app; every worker checks them once in "
+                f"{self.checked_every_s:g} s, and logs an error if it cannot",
             )
 
 
-def nobody_seen_yet(app_state: AppState, workers: Workers) -> Followed:
-    """How often somebody looks depends on the run lease, which may differ between processes."""
+def no_followers_yet(app_state: AppState, workers: Workers) -> Followed:
+    """The interval depends on the run lease, which may differ between processes."""
     leases = [app_state.settings.run_lease.total_seconds() / LOOKS_PER_LEASE]
-    told = [(each.get("renewal") or {}).get("every_s", 0.0) for each in workers.told.values()]
-    return Followed(max(leases + told))
+    others = [(each.get("renewal") or {}).get("every_s", 0.0) for each in workers.replies.values()]
+    return Followed(max(leases + others))

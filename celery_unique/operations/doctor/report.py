@@ -1,4 +1,4 @@
-"""``celery unique doctor``: is the set-up right, and is any lock in a wrong state?"""
+"""Examines store, workers and locks for ``celery unique doctor``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_unique.operations.workers import (
     BrokerUnavailable,
     NoAnswer,
     Workers,
-    ask_workers,
+    query_workers,
     store_marks_of_workers,
 )
 from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
@@ -26,12 +26,12 @@ from celery_unique.stores.record import Record
 
 from . import checks, failovers
 from .failovers import SeenFailOver, failovers_seen
-from .followers import Followed, nobody_seen_yet
+from .followers import Followed, no_followers_yet
 
 #: Locks that are named in a finding; the others are counted.
 NAMED = 3
-#: Waiting locks that are looked into one by one.
-MOST_LOOKED_INTO = 2000
+#: Waiting locks whose message is looked for.
+MOST_INSPECTED = 2000
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Report:
     facts: dict[str, str] = field(default_factory=dict)
     servers: dict[str, dict[str, str]] = field(default_factory=dict)  # name -> facts
     failovers: list[SeenFailOver] = field(default_factory=list)
-    followed: Followed | None = None  # None: the locks could not be looked at
+    followed: Followed | None = None  # None: the locks could not be read
     passed: dict[str, str] = field(default_factory=dict)  # check -> what is right
     findings: list[Finding] = field(default_factory=list)
     workers: Workers = field(default_factory=Workers)
@@ -56,14 +56,14 @@ class Report:
 
 
 def examine(app_state: AppState, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report:
-    """Everything that can be checked from here. Asks the store, the broker and the workers."""
+    """Run every check, with queries to the store, the broker and the workers."""
     report = Report()
     clock, diagnosis = _examine_store(app_state, report)
     try:
-        report.workers = ask_workers(app_state.app, timeout_s)
+        report.workers = query_workers(app_state.app, timeout_s)
     except BrokerUnavailable as error:
         report.findings.append(
-            Finding("broker", "error", str(error), "without it no worker can be asked")
+            Finding("broker", "error", str(error), "without it no worker can be queried")
         )
     else:
         _examine_workers(app_state, report, diagnosis, timeout_s)
@@ -84,8 +84,8 @@ def _examine_store(app_state: AppState, report: Report) -> tuple[StoreClock | No
     try:
         store.ping()
         clock = StoreClock(app_state)
-        ask: Any = getattr(store, "diagnose", Diagnosis)
-        diagnosis: Diagnosis = ask()
+        diagnose: Any = getattr(store, "diagnose", Diagnosis)
+        diagnosis: Diagnosis = diagnose()
     except StoreUnavailable as error:
         report.findings.append(
             Finding("store", "error", str(error), "until then calls fail, or are not unique")
@@ -113,13 +113,13 @@ def _examine_workers(
     app_state: AppState, report: Report, diagnosis: Diagnosis, timeout_s: float
 ) -> None:
     workers = report.workers
-    count = f"{len(workers.told)} of {len(workers.names)} workers"
-    if workers.unasked:
+    count = f"{len(workers.replies)} of {len(workers.names)} workers"
+    if workers.unreachable:
         report.findings += checks.presence(workers, timeout_s)
     else:
-        report.add("workers", f"{count} answered", checks.presence(workers, timeout_s))
+        report.add("workers", f"{count} replied", checks.presence(workers, timeout_s))
     report.add("reach", "the processes can share this store", checks.reach(workers, diagnosis))
-    if not workers.told:
+    if not workers.replies:
         return
     fingerprint, namespace = app_state.store.fingerprint(), app_state.settings.namespace
     report.add(
@@ -134,9 +134,11 @@ def _examine_workers(
 
 
 def _proven_same(app_state: AppState, report: Report, timeout_s: float) -> set[str]:
-    """The workers with another fingerprint that find in their store what is kept in this one."""
-    told, store = report.workers.told, app_state.store
-    others = [name for name in told if told[name].get("store") not in (None, store.fingerprint())]
+    """The workers with another fingerprint whose store has the mark that is set in this one."""
+    replies, store = report.workers.replies, app_state.store
+    others = [
+        name for name in replies if replies[name].get("store") not in (None, store.fingerprint())
+    ]
     if not others or not report.store_answers:
         return set()
     try:
@@ -152,7 +154,7 @@ def _proven_same(app_state: AppState, report: Report, timeout_s: float) -> set[s
 
 @dataclass(slots=True)
 class _Walk:
-    """What one walk over all locks has found. Bounded: examples and counts."""
+    """Result of one walk over all locks, in bounded memory: examples and counts."""
 
     followed: Followed
     locks: int = 0
@@ -186,12 +188,12 @@ class _Walk:
                 self.abandoned.append(lock)
         elif may_be_lost(lock):
             self.waiting_in_all += 1
-            if len(self.waiting) < MOST_LOOKED_INTO:
+            if len(self.waiting) < MOST_INSPECTED:
                 self.waiting.append(lock)
 
 
 def _examine_locks(app_state: AppState, report: Report, timeout_s: float) -> None:
-    walk = _Walk(nobody_seen_yet(app_state, report.workers))
+    walk = _Walk(no_followers_yet(app_state, report.workers))
     try:
         clock = StoreClock(app_state)
         for key, record in app_state.store.walk():
@@ -219,9 +221,9 @@ def _abandoned(walk: _Walk) -> Iterator[Finding]:
             "abandoned",
             "warning",
             f"{walk.abandoned_in_all} tasks are recorded as running, and their workers have not "
-            f"been heard of since their delivery leases ended: {_named(walk.abandoned)}",
+            f"renewed their delivery leases: {_named(walk.abandoned)}",
             "with acks_late the broker delivers such a message again (Redis: after the visibility "
-            "timeout), and it runs; if you know that none comes back, free the key: "
+            "timeout), and it runs; if its message is known to be lost, free the key: "
             "celery -A APP unique release --task-id ID",
         )
 
@@ -231,7 +233,7 @@ def _versions(walk: _Walk) -> Iterator[Finding]:
         yield Finding(
             "key-version",
             "warning",
-            f"{count} locks have keys of version {version!r}, taken by another release; this one "
+            f"{count} locks have keys of version {version!r}, of another release; this one "
             f"makes version {KEY_VERSION} and does not see them",
             "once no process of that release runs, they lapse with their leases",
         )
@@ -239,7 +241,7 @@ def _versions(walk: _Walk) -> Iterator[Finding]:
 
 def _examine_messages(app_state: AppState, report: Report, walk: _Walk, timeout_s: float) -> None:
     if "broker" in {finding.check for finding in report.findings} or not report.workers.names:
-        return  # said already: without workers everything waits, and nothing is wrong with that
+        return  # reported already; without workers all tasks wait, and that is no error
     try:
         missing = missing_messages(app_state, walk.waiting, timeout_s, report.workers)
         lost = list((unproven := Unproven()).proven(missing))
@@ -248,14 +250,14 @@ def _examine_messages(app_state: AppState, report: Report, walk: _Walk, timeout_
         return
     report.findings += _unproven(unproven)
     report.add(
-        "lost", f"no {_looked_into(walk)} is known to have lost its message", _lost(walk, lost)
+        "lost", f"no {_inspected(walk)} is known to have lost its message", _lost(walk, lost)
     )
 
 
-def _looked_into(walk: _Walk) -> str:
+def _inspected(walk: _Walk) -> str:
     if walk.waiting_in_all == len(walk.waiting):
         return "waiting task"
-    return f"task of {len(walk.waiting)} that were looked into, of {walk.waiting_in_all} that wait,"
+    return f"task of {len(walk.waiting)} that were inspected, of {walk.waiting_in_all} that wait,"
 
 
 def _lost(walk: _Walk, lost: list[LockView]) -> Iterator[Finding]:
@@ -264,7 +266,7 @@ def _lost(walk: _Walk, lost: list[LockView]) -> Iterator[Finding]:
     who = f"{len(lost)} tasks wait,"
     if walk.waiting_in_all > len(walk.waiting):
         who = (
-            f"{len(lost)} of {len(walk.waiting)} tasks that were looked into, of "
+            f"{len(lost)} of {len(walk.waiting)} tasks that were inspected, of "
             f"{walk.waiting_in_all} that wait, do so,"
         )
     yield Finding(

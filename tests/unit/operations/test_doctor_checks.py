@@ -73,7 +73,7 @@ def test_postgresql(facts, found):
 
 def told(**facts: Any) -> Workers:
     renewal = RenewalHealth(every_s=20).as_document()
-    return Workers(told={"w@h": {"renewal": renewal, "host": "h", **facts}})
+    return Workers(replies={"w@h": {"renewal": renewal, "host": "h", **facts}})
 
 
 def renewal(**facts: Any) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_clock(skew_ms, round_trip_ms, found):
 
 def test_the_clock_of_a_worker_is_compared_with_the_stores():
     workers = told(clock_ms=1_000_000)
-    workers.answered_at_ms["w@h"] = 1_090_000  # here, where the clock is 90 s ahead
+    workers.replied_at_ms["w@h"] = 1_090_000  # here, where the clock is 90 s ahead
 
     assert not list(checks.worker_clocks(workers, skew_ms=90_000))
     [finding] = checks.worker_clocks(workers, skew_ms=0)

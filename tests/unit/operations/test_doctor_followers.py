@@ -13,7 +13,7 @@ import celery_unique
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.operations.doctor import failovers
 from celery_unique.operations.doctor.failovers import failovers_seen
-from celery_unique.operations.doctor.followers import Followed, nobody_seen_yet
+from celery_unique.operations.doctor.followers import Followed, no_followers_yet
 from celery_unique.operations.workers import Workers
 from celery_unique.stores.failover import FailOver
 from celery_unique.stores.memory import MemoryStore
@@ -74,7 +74,7 @@ def test_followers_are_overdue_once_several_rounds_should_have_met_them(store):
     [finding] = late.findings()
     assert (finding.check, finding.level) == ("followers", "warning")
     assert "3 of 3 calls" in finding.message
-    assert re.search(r"looked after (5[6-9]|6\d) s ago", finding.message)
+    assert re.search(r"due for a check (5[6-9]|6\d) s ago", finding.message)
     assert "they follow holder" in finding.message
     assert "start a worker" in finding.cure
 
@@ -99,11 +99,11 @@ def test_a_promoted_follower_is_counted_with_those_that_follow_it(store):
 
 
 def test_it_is_asked_less_of_workers_that_look_less_often(runtime):
-    alone = nobody_seen_yet(runtime, Workers())
-    slow = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": {"every_s": 90.0}}}))
-    broken = nobody_seen_yet(runtime, Workers(told={"w": {"renewal": None}}))
+    alone = no_followers_yet(runtime, Workers())
+    slow = no_followers_yet(runtime, Workers(replies={"w": {"renewal": {"every_s": 90.0}}}))
+    broken = no_followers_yet(runtime, Workers(replies={"w": {"renewal": None}}))
 
-    assert [each.looked_at_every_s for each in (alone, slow, broken)] == [EVERY_S, 90.0, EVERY_S]
+    assert [each.checked_every_s for each in (alone, slow, broken)] == [EVERY_S, 90.0, EVERY_S]
 
 
 # -- fail-overs ----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def told(before: str, after: str, at_s: int) -> dict[str, Any]:
 def test_a_fail_over_is_one_whoever_noticed_it(runtime):
     runtime.failovers.append(FailOver("a:1", "b:1", noticed_at=50.0))
     workers = Workers(
-        told={
+        replies={
             "v@h": {"failovers": [told("a:1", "b:1", 40), told("b:1", "a:1", 90)]},
             "w@h": {"failovers": [told("a:1", "b:1", 60)]},
             "older release": {},

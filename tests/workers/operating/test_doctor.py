@@ -80,7 +80,7 @@ def test_nothing_is_found_where_all_is_well(sound: Desk) -> None:
 
     for _ in range(3):  # a worker on a busy machine may be too late
         done = sound.unique("doctor", "--timeout", ANSWERS_WITHIN_S)
-        if "workers answered" in done.out:
+        if "workers replied" in done.out:
             break
 
     assert done.code == 0, done.out
@@ -89,7 +89,7 @@ def test_nothing_is_found_where_all_is_well(sound: Desk) -> None:
     assert "error" not in done.out
     for right in (
         "the lock store answers",
-        "1 of 1 workers answered",
+        "1 of 1 workers replied",
         "1 of 1 workers use this store and namespace",
         "1 of 1 workers make the same keys",
         "1 of 1 workers renew their leases",
@@ -281,7 +281,7 @@ def test_it_finds_a_worker_without_the_library(
 
     assert done.code == 1
     assert found(done) == [("plugin", "error")]
-    assert f"worker {worker.hostname} does not know this library" in message(done, "plugin")
+    assert f"worker {worker.hostname} runs without this library" in message(done, "plugin")
 
 
 def test_it_finds_a_task_whose_worker_has_died(
@@ -389,7 +389,7 @@ def test_it_finds_locks_of_an_older_key_version_and_a_server_without_a_disk(
         ("workers", "warning"),
         ("key-version", "warning"),
     ]
-    assert "no worker answered" in message(done, "workers")
+    assert "no worker replied" in message(done, "workers")
     state_of(desk.app).store.release("0:" + "ab" * 32)
 
 

@@ -72,7 +72,7 @@ def test_nothing_is_found_where_all_is_well_and_trouble_on_one_server_is(
     with configured(primaries, appendonly="yes"):
         for _ in range(3):  # a worker on a busy machine may be too late
             well = desk.unique("doctor", "--timeout", ANSWERS_WITHIN_S)
-            if "workers answered" in well.out:
+            if "workers replied" in well.out:
                 break
         with configured(primaries[-1:], maxmemory="500mb", maxmemory_policy="allkeys-lru"):
             done = examine(desk)
@@ -80,7 +80,7 @@ def test_nothing_is_found_where_all_is_well_and_trouble_on_one_server_is(
     assert follower.outcome == "joined"
     assert well.code == 0, well.out
     assert well.lines[-1] == "Nothing is wrong."
-    assert "1 call follows another one, and workers look after it" in well.out
+    assert "1 call follows another one, and workers monitor it" in well.out
     assert "set up for locks" in well.out
     for server in primaries:
         assert name(server) in well.lines

@@ -109,7 +109,7 @@ def test_nothing_is_released_while_a_busy_worker_does_not_answer(redis_desk: Des
     [reason] = told["reasons"]
     assert reason["locks"] == 1
     assert "2 workers listen" in reason["reason"]
-    assert "1 answered" in reason["reason"]
+    assert "1 replied" in reason["reason"]
     assert "lost" not in {f["check"] for f in examined["findings"] if f["level"] != "note"}
     [note] = [f for f in examined["findings"] if f["check"] == "lost"]
     assert "1 waiting task" in note["message"]
@@ -141,7 +141,7 @@ def test_what_a_killed_worker_had_fetched_is_not_lost_and_its_return_is_told(
     told = done.json()
     assert (done.code, told["released"], told["unknown"]) == (3, 0, 1)
     [reason] = told["reasons"]
-    assert "fetched by a worker that does not answer" in reason["reason"]
+    assert "fetched by a worker that does not reply" in reason["reason"]
     assert "visibility timeout" in reason["reason"]
     assert abs(reason["returns_at_ms"] / 1000 - (fetched_at + 3600)) < 120
     assert is_held(desk, fetched)

@@ -22,7 +22,7 @@ import redis
 from celery_unique import lookup, manifest
 from celery_unique.config.app_state import state_of
 from celery_unique.operations.count import count_all
-from celery_unique.operations.doctor.report import MOST_LOOKED_INTO
+from celery_unique.operations.doctor.report import MOST_INSPECTED
 from tests.support import PostgresServer, RedisServer, TcpProxy
 from tests.workers.operating.crowd import Member, gather
 from tests.workers.operating.desk import Desk, Done
@@ -265,12 +265,12 @@ def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
     assert told["passed"]["abandoned"] == "no task has lost its worker"
     [lost] = [finding for finding in told["findings"] if finding["check"] == "lost"]
     assert lost["message"].startswith(
-        f"{MOST_LOOKED_INTO} of {MOST_LOOKED_INTO} tasks that were looked into, of {waiting} that "
+        f"{MOST_INSPECTED} of {MOST_INSPECTED} tasks that were inspected, of {waiting} that "
         "wait, do so, and neither the broker nor a worker has their message"
     )
     assert calls["cmdstat_scan"] >= COUNT // 1000
     # Each once on the walk, and those that were looked into once more. Others use the server too.
-    assert COUNT + MOST_LOOKED_INTO <= calls["cmdstat_hgetall"] < COUNT + MOST_LOOKED_INTO + 500
+    assert COUNT + MOST_INSPECTED <= calls["cmdstat_hgetall"] < COUNT + MOST_INSPECTED + 500
     assert empty.json()["passed"]["keys"] == "all 0 locks have keys of this version"
     # A batch takes 2 MiB, and the 2,000 that are looked into one; all of them would take five.
     assert done.peak_kib - empty.peak_kib < 5 * 1024

@@ -77,7 +77,7 @@ def test_release_of_lost_messages_leaves_those_that_a_worker_has(
     unknown = release_lost(desk, timeout="1")
 
     assert unknown.code == 3
-    assert "queue operated has 1 consumers, and 0 of them answered" in unknown.err
+    assert "queue operated has 1 consumers, and 0 of them replied" in unknown.err
     assert is_held(desk, held)
 
 
@@ -119,7 +119,7 @@ def test_what_a_busy_worker_may_hold_is_not_lost_when_another_one_answers(
     assert is_held(desk, fetched)
     told = done.json()
     assert (done.code, told["released"], told["unknown"]) == (3, 0, 1)
-    assert "queue operated has 1 consumers, and 0 of them answered" in told["reasons"][0]["reason"]
+    assert "queue operated has 1 consumers, and 0 of them replied" in told["reasons"][0]["reason"]
 
 
 @pytest.mark.versions

@@ -19,7 +19,7 @@ NAME = "celery_unique"
 
 
 class Command(BaseCommand):
-    help = "See who holds the keys of unique tasks, and free them: as celery -A app unique."
+    help = "Show which tasks hold the keys of unique tasks, and free keys: as celery -A app unique."
     #: What is wrong with the configuration is what one of the commands is there to tell.
     requires_system_checks: Sequence[str] = ()
 
