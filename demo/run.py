@@ -1,6 +1,6 @@
 """``make demo``: what unique tasks do, with a real worker and no server.
 
-Starts a worker, calls tasks, counts, compares the figures with what they must be, and cleans up.
+Starts a worker, calls tasks, counts, compares the figures with the expected ones, and cleans up.
 The figures are counted outside the library: a published message and a run of a body each write
 one line into a file.
 """
@@ -33,7 +33,7 @@ PATIENCE_S = 30
 
 
 class Figures(NamedTuple):
-    """What became of some calls."""
+    """The outcome of some calls."""
 
     calls: int
     published: int
@@ -44,18 +44,18 @@ class Figures(NamedTuple):
 class Scene(NamedTuple):
     title: str
     expected: Figures
-    play: Callable[[], tuple[int, int]]  # calls made, calls told that they are duplicates
+    play: Callable[[], tuple[int, int]]  # calls made, duplicates among them
 
 
 class DemoFailed(Exception):
-    """Something was not as it must be; the message says what."""
+    """A figure or a step of the demo is wrong; the message describes it."""
 
 
 def main() -> int:
     ended = threading.Event()
 
     def end(*_: object) -> None:
-        # Raised for the clean-up; noted, since a finaliser that is running swallows it.
+        # Raised for the clean-up; recorded, since a running finaliser swallows it.
         ended.set()
         sys.exit(1)
 
@@ -84,7 +84,7 @@ def running_worker(log: Path) -> Iterator[None]:
     import shop
 
     _ = shop.app.AsyncResult("none").state  # makes the table of results, before two children would
-    say("A worker starts in a process of its own; messages are files, locks and results SQLite.")
+    say("Starting a worker in a separate process; messages are files, locks and results SQLite.")
     command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--concurrency", "2"]
     quick = ["--loglevel", "INFO", "--without-gossip", "--without-mingle"]
     with log.open("wb") as output:
@@ -117,8 +117,8 @@ def wait_until_ready(worker: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(worker: subprocess.Popen[bytes]) -> None:
-    """At once, with its pool, which is in the same group: nothing is left for it to do, and an
-    orderly end takes Celery six seconds with messages in files."""
+    """Kill the worker and its pool, which is in the same process group: no work is left, and a
+    warm shutdown takes Celery six seconds with messages in files."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
@@ -143,7 +143,7 @@ def scenes() -> list[Scene]:
 
 
 def one_burst() -> tuple[int, int]:
-    """Callers in many processes and threads; every one of them gets the same id."""
+    """Callers in many processes and threads; every call returns the same id."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(PROCESSES * THREADS)
     answers = context.Queue()
@@ -155,15 +155,15 @@ def one_burst() -> tuple[int, int]:
         for process in callers:
             process.start()
         try:
-            told = [answers.get(timeout=PATIENCE_S) for _ in range(BURST)]
+            replies = [answers.get(timeout=PATIENCE_S) for _ in range(BURST)]
         except queue.Empty:
-            raise DemoFailed("not every call of the burst was answered") from None
+            raise DemoFailed("not every call of the burst returned") from None
         for process in callers:
             process.join(PATIENCE_S)
-    ids = {task_id for task_id, _ in told}
-    say(f"rebuild_index: {BURST} calls were answered with {len(ids)} task id")
-    check(len(ids) == 1, f"all calls of the burst must get one id, and got {len(ids)}")
-    return len(told), sum(deduplicated for _, deduplicated in told)
+    ids = {task_id for task_id, _ in replies}
+    say(f"rebuild_index: {BURST} calls returned {len(ids)} task id")
+    check(len(ids) == 1, f"all calls of the burst must return one id, and returned {len(ids)}")
+    return len(replies), sum(deduplicated for _, deduplicated in replies)
 
 
 def caller(barrier: Barrier, answers: Any) -> None:
@@ -223,7 +223,7 @@ def window() -> tuple[int, int]:
     wait_for(first)
     inside = send_digest.delay(user_id=7)
     say(f"send_digest has ended ({first.state}); called again inside the window: {inside.outcome}")
-    check(inside.id == first.id, "a call inside the window must get the first call's id")
+    check(inside.id == first.id, "a call inside the window must return the first call's id")
     eventually(lambda: lookup(send_digest, kwargs={"user_id": 7}) is None, "the window never ended")
     after = send_digest.delay(user_id=7)
     say(f"send_digest, called after the window: {after.outcome}")
@@ -245,7 +245,7 @@ def failure() -> tuple[int, int]:
 
 @contextmanager
 def at_work() -> Iterator[None]:
-    """Tasks that start meanwhile go on running until this block ends."""
+    """Keep tasks that start meanwhile running until this block ends."""
     import shop
 
     shop.ENOUGH.unlink(missing_ok=True)
@@ -271,19 +271,22 @@ def play(scene: Scene) -> Figures:
     messages = shop.PUBLISHED.read_text().splitlines()[before[0] :]
     published = set(messages)
     if len(messages) > len(published):
-        # A call that cannot know whether the first one will ever be published sends a copy.
+        # A call that cannot verify that the first one was published sends a copy.
         copies = len(messages) - len(published)
-        say(f"{copies} copies of the same message were sent; the worker drops what it has run")
+        say(f"{copies} copies of the same message were sent; the worker drops those that have run")
     return Figures(calls, len(published), lines(shop.RUNS) - before[1], duplicates)
 
 
 def check_nothing_more_ran(rows: list[tuple[Scene, Figures]]) -> None:
-    """A second run of a body would have come while the later scenes were played."""
+    """A second run of a body would have happened during the later scenes."""
     import shop
 
-    eventually(lambda: not list(shop.MESSAGES.glob("*.msg")), "there are messages nobody took")
+    eventually(
+        lambda: not list(shop.MESSAGES.glob("*.msg")),
+        "there are messages that the worker has not received",
+    )
     counted, ran = sum(figures.runs for _, figures in rows), lines(shop.RUNS)
-    check(ran == counted, f"{ran - counted} more bodies ran after their scene was over")
+    check(ran == counted, f"{ran - counted} more bodies ran after their scene had ended")
 
 
 def lines(path: Path) -> int:
@@ -307,7 +310,7 @@ def check(holds: bool, otherwise: str) -> None:
         raise DemoFailed(otherwise)
 
 
-# -- Telling ---------------------------------------------------------------------------------------
+# -- Output ----------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -317,16 +320,20 @@ def say(text: str) -> None:
 def report(rows: list[tuple[Scene, Figures]], seconds: float) -> int:
     """Print the table, and return the exit code."""
     width = max(len(scene.title) for scene, _ in rows)
-    heads = ("calls", "published", "runs", "told duplicate")
-    print(f"\n{'what was tried':<{width}}  {'  '.join(heads)}")
+    heads = ("calls", "published", "runs", "duplicates")
+    print(f"\n{'scene':<{width}}  {'  '.join(heads)}")
     print(f"{'-' * width}  {'  '.join('-' * len(head) for head in heads)}")
     for scene, figures in rows:
         cells = (f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True))
         print(f"{scene.title:<{width}}  {'  '.join(cells)}")
     wrong = [(scene, figures) for scene, figures in rows if figures != scene.expected]
     for scene, figures in wrong:
-        print(f"\nWrong: {scene.title}\n  is      {figures}\n  must be {scene.expected}")
-    print("\nNot as it must be." if wrong else f"\nAll as it must be, in {seconds:.1f} s.")
+        print(f"\nWrong: {scene.title}\n  actual    {figures}\n  expected  {scene.expected}")
+    print(
+        "\nSome figures are wrong."
+        if wrong
+        else f"\nAll figures are as expected, in {seconds:.1f} s."
+    )
     return 1 if wrong else 0
 
 

@@ -17,7 +17,7 @@ DIRECTORY = Path(os.environ["CELERY_UNIQUE_DEMO"])
 MESSAGES = DIRECTORY / "messages"
 PUBLISHED = DIRECTORY / "published"
 RUNS = DIRECTORY / "runs"
-#: Until this file is there, rebuild_index and charge stay at work.
+#: Until this file is there, rebuild_index and charge keep running.
 ENOUGH = DIRECTORY / "enough"
 
 MESSAGES.mkdir(exist_ok=True)
@@ -82,4 +82,4 @@ def send_digest(user_id: int) -> str:
 @app.task(name="import_feed", unique=True)
 def import_feed(feed_id: int) -> None:
     note(RUNS, "import_feed")
-    raise ConnectionError(f"feed {feed_id} does not answer")
+    raise ConnectionError(f"feed {feed_id} is unavailable")

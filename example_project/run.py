@@ -27,7 +27,7 @@ START_S, STOP_S = 60, 15
 
 
 class ShopFailed(Exception):
-    """The message says what, and the exit code is 1."""
+    """The message describes the problem, and the exit code is 1."""
 
 
 class Child(NamedTuple):
@@ -42,8 +42,8 @@ class Child(NamedTuple):
 
 def main():
     options = parse()
-    # Like Ctrl-C, so that whoever ends it has it cleaned up. Ctrl-C itself is ignored where a shell
-    # has started this in the background, unless it is asked for.
+    # As for Ctrl-C, so that the children are stopped. In a background job of a shell Ctrl-C is
+    # ignored unless a handler is set.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -74,7 +74,7 @@ def data_directory(*, fresh):
         fcntl.flock(os.open(data, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise ShopFailed(f"Another shop is running in {data}. SHOP_DATA names another.") from None
-    if fresh and (data / "shop.sqlite3").exists():  # else it may be somebody's own directory
+    if fresh and (data / "shop.sqlite3").exists():  # otherwise it may be a directory of the user's
         for path in data.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.environ["SHOP_DATA"] = str(data)
@@ -94,7 +94,7 @@ def run(options):
 
     with ExitStack() as stack:
         children = start_all(stack, data, options, with_flower)
-        tell(address_of(options), data, redis_url)
+        show(address_of(options), data, redis_url)
         try:
             watch(children)
         finally:
@@ -155,7 +155,7 @@ def add_user():
         User.objects.create_superuser(USER, password=PASSWORD)
 
 
-def tell(address, data, redis_url):
+def show(address, data, redis_url):
     where = (
         "Redis" if redis_url else "files and SQLite (SHOP_REDIS_URL=redis://... puts them there)"
     )

@@ -1,7 +1,7 @@
 """Notes down what the page shows. Not needed to make tasks unique.
 
 Every call passes ``apply_async`` of its task, whether it comes from a view, from beat or from a
-canvas, and its result says what became of it. The runs are counted where bodies start and end.
+canvas, and its result reports its outcome. The runs are counted where bodies start and end.
 """
 
 from datetime import timedelta

@@ -3,11 +3,11 @@
 https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
 
 POST /orders/            202  the order is new, and queued
-                         200  it was confirmed before: the same answer again
+                         200  it was confirmed before: the same response again
                          409  the same request is still at work
                          400  no key, a key that cannot be one, or an order that makes no sense
                          422  the key was used before, for another order
-                         503  the lock store does not answer: nothing was queued (middleware.py)
+                         503  the lock store is unavailable: nothing was queued (middleware.py)
 GET  /orders/<task id>/  200  what became of it
 """
 
@@ -36,7 +36,7 @@ QUOTED = re.compile(r'"((?:[ -!#-\[\]-~]|\\["\\])*)"')
 BARE = re.compile(r"[!#-+\--:<-~]+")
 
 
-# No CSRF token: another site's page cannot make a browser send the header that is asked for here.
+# No CSRF token: another site's page cannot make a browser send the required header.
 @csrf_exempt
 @require_POST
 def orders(request):
@@ -68,7 +68,7 @@ def order(request, task_id):
 
 
 def answer(task_id, status):
-    # The order is in the database before its task counts as completed, so nobody has to wait for
+    # The order is in the database before its task counts as completed, so no client has to wait for
     # a result here.
     placed = Order.objects.filter(task_id=task_id).first()
     content = {"task": str(task_id), "order": placed and placed.pk}

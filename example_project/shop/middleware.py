@@ -17,7 +17,7 @@ POLICY = "; ".join(
 
 
 class ContentSecurityPolicy:
-    """One header on every answer: nothing is loaded from other hosts, and no script is inline.
+    """One header on every response: nothing is loaded from other hosts, and no script is inline.
 
     From Django 6.0 on this is a setting, SECURE_CSP.
     """
@@ -32,7 +32,7 @@ class ContentSecurityPolicy:
 
 
 class StoreUnavailableIsTemporary:
-    """The lock store does not answer, so nothing was queued: say that it is worth another try."""
+    """A 503 if the lock store is unavailable: nothing was queued, and a retry is safe."""
 
     def __init__(self, get_response):
         self.get_response = get_response

@@ -21,7 +21,7 @@ from .models import Order, Product
 )
 def confirm_order(self, product, quantity, email):
     """The same Idempotency-Key is the same order, for a day. See api.py for the HTTP side."""
-    work()  # asks the bank
+    work()  # calls the bank
     order, _ = Order.objects.get_or_create(
         task_id=self.request.id,
         defaults={"product_id": product, "quantity": quantity, "email": email},

@@ -62,12 +62,12 @@ def describe(request, pk):
 
 @require_POST
 def report(request):
-    return told(nightly_report.delay())
+    return summary(nightly_report.delay())
 
 
 @require_POST
 def stock(request):
-    return told(sync_stock.delay("main"))
+    return summary(sync_stock.delay("main"))
 
 
 @require_POST
@@ -109,7 +109,7 @@ def definition(task):
     return source[: source.index("):\n") + 2]
 
 
-def told(result):
+def summary(result):
     """What became of a call."""
     content = {"task": result.id, "outcome": result.outcome, "duplicate": result.deduplicated}
     return JsonResponse(content, status=200 if result.deduplicated else 202)

@@ -42,7 +42,11 @@ def test_the_demo_ends_with_a_table_and_code_0(environment: dict[str, str], tmp_
 
     print(done.stdout, f"\n{time.monotonic() - began:.1f} s")
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("calls  published  runs  told duplicate", "DuplicateTask", "All as it must be"):
+    for words in (
+        "calls  published  runs  duplicates",
+        "DuplicateTask",
+        "All figures are as expected",
+    ):
         assert words in done.stdout
     assert list(tmp_path.iterdir()) == []
     assert workers(environment) == []

@@ -54,13 +54,13 @@ async function press(form, times) {
 for (const form of document.querySelectorAll("form")) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    press(form, Number(event.submitter?.value ?? 1)).then(() => told(""), (error) => told(error.message));
+    press(form, Number(event.submitter?.value ?? 1)).then(() => showError(""), (error) => showError(error.message));
   });
 }
 
 let refused = "";
 
-function told(text) {
+function showError(text) {
   refused = text;
   trouble(text);
 }
@@ -155,7 +155,7 @@ function summary(counts, runs) {
   return [many(counts.calls, "call"), ...spared, many(counts.runs, "run"), running ? "at work" : "none at work"].join(", ");
 }
 
-/** Replace a list only where it has changed, so that nobody's place in it is lost. */
+/** Replace a list only where it has changed, so that a reader keeps their place in it. */
 function fill(list, items) {
   const html = items.map((item) => item.outerHTML).join("");
   if (list.dataset.html === html) return;
@@ -203,7 +203,7 @@ function trouble(text) {
 }
 
 function unreachable() {
-  trouble("The shop does not answer. Is it still running?");
+  trouble("The shop is unavailable. Is it still running?");
 }
 
 async function poll() {
