@@ -19,41 +19,84 @@ def outcomes_by_name(app: Celery, name: str, times: int = 2) -> list[str]:
     return [app.send_task(name, kwargs={"shop_id": 7}).outcome for _ in range(times)]
 
 
+def define(app: Celery, name: str = "shop.rebuild", *, function: Any = None, **options: Any) -> Any:
+    """A task of the app alone, of this function or of one that takes a shop."""
+
+    def run(shop_id: int, full: bool = False) -> None: ...
+
+    return app.task(name=name, **{"shared": False, **options})(function or run)
+
+
 def with_one_bad_task(app: Celery) -> tuple[Any, Any]:
     """Two tasks, the first with an option that has no effect, which only shows when all of the
     app's configuration is known."""
+    return define(app, "shop.bad", unique_for=60), define(app, "shop.good", unique=True)
 
-    @app.task(name="shop.bad", unique_for=60, shared=False)
-    def bad(shop_id: int) -> None: ...
 
-    @app.task(name="shop.good", unique=True, shared=False)
-    def good(shop_id: int) -> None: ...
+def outcomes(task: Any, times: int = 2) -> list[str]:
+    return [task.delay(7).outcome for _ in range(times)]
 
-    return bad, good
+
+class OncePerShop(Task):
+    abstract = True
+    unique = True
+    unique_on = "shop_id"
 
 
 # -- at the decorator --------------------------------------------------------------------------
 
-WRONG: dict[str, dict[str, Any]] = {
-    "unknown option": {"unique": True, "unique_fro": 60},
-    "near miss": {"uniqe": True},
-    "another near miss": {"unique": True, "identity_stratgy": "always_unique"},
-    "near miss of an option of a call": {"unique": True, "idempotencykey": "k"},
-    "option of a call": {"unique": True, "idempotency_key": "k"},
-    "unknown argument": {"unique": True, "unique_on": "shop"},
-    "unknown argument in a key": {"unique": True, "unique_key": "{shop}"},
-    "unknown parameter of a key": {"unique": True, "unique_key": lambda shop, day: "x"},
-    "key without parameters": {"unique": True, "unique_key": lambda: "x"},
-    "unknown value": {"unique": True, "unique_states": "until_dawn"},
-    "unknown value, not unique": {"unique_states": "until_dawn"},
-    "not a policy": {"unique": "yes"},
-    "document": {"unique": {"keys": ["typ"]}},
-    "clash": {"unique": True, "unique_on": "shop_id", "unique_key": "{shop_id}"},
-    "clash with a strategy": {
-        "unique": True,
-        "unique_max_wait": 60,
-        "unique_on_conflict": "ignore",
-    },
+
+def bound(self: Any, shop_id: int) -> None: ...
+
+
+def of_a_shelf(shelf: int) -> None: ...
+
+
+#: Options of a task, and what the error says of them.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown option": ({"unique_fro": 60}, "Did you mean 'unique_for'"),
+    "near miss": ({"uniqe": True}, "Did you mean 'unique'"),
+    "another near miss": ({"identity_stratgy": "strict"}, "Did you mean 'identity_strategy'"),
+    "near miss of an option of a call": ({"idempotencykey": "k"}, "'idempotency_key'"),
+    "option of a call": ({"idempotency_key": "k"}, "idempotency_key"),
+    "function for an unknown option": (
+        {"unique_kye": lambda shop_id: f"shop {shop_id}"},
+        "Did you mean 'unique_key'",
+    ),
+    "unknown argument": ({"unique_on": "shop"}, "no argument 'shop'"),
+    "no argument": ({"unique_on": []}, "unique_on.* unique_by='type'"),
+    "first argument of a bound task": (
+        {"function": bound, "bind": True, "unique_on": "self"},
+        "no argument 'self'",
+    ),
+    "unknown argument of a model": (
+        {"function": bound, "pydantic": True, "bind": True, "unique_on": "shop"},
+        "no argument 'shop'",
+    ),
+    "unknown argument by a base class": (
+        {"function": of_a_shelf, "base": OncePerShop},
+        "no argument 'shop_id'",
+    ),
+    "unknown argument in a key": ({"unique_key": "{shop}"}, "shop"),
+    "unknown parameter of a key": (
+        {"unique_key": lambda shop_id, day: "x"},
+        "unique_key has the parameter 'day'.* Write",
+    ),
+    # As the mapping of all arguments it would give no two calls one key.
+    "one unknown parameter of a key": (
+        {"unique_key": lambda shop: f"shop-{shop}"},
+        r"unique_key has the parameter 'shop'.* mean 'shop_id'\?",
+    ),
+    "key without parameters": ({"unique_key": lambda: "x"}, "unique_key"),
+    "unknown value": ({"unique_states": "until_dawn"}, "unique_states"),
+    "unknown value, not unique": ({"unique": None, "unique_states": "until_dawn"}, "unique_states"),
+    "not a policy": ({"unique": "yes"}, "not a policy"),
+    "document": ({"unique": {"keys": ["typ"]}}, "keys"),
+    "clash": ({"unique_on": "shop_id", "unique_key": "{shop_id}"}, "clashes"),
+    "clash with a strategy": (
+        {"unique_max_wait": 60, "unique_on_conflict": "ignore"},
+        "unique_max_wait",
+    ),
 }
 #: Right or wrong by what annotations and the app's defaults say.
 OPEN: dict[str, dict[str, Any]] = {
@@ -63,60 +106,41 @@ OPEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("in_use", [False, True], ids=["new app", "app in use"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_policy_is_refused_at_the_decorator(wrong):
+def test_a_wrong_policy_is_refused_at_the_decorator(wrong, in_use):
     app = make_app("memory://")
+    options, message = WRONG[wrong]
+    if in_use:
+        app.finalize()
 
-    with pytest.raises(InvalidPolicy, match=r"^shop\.bad") as caught:
-
-        @app.task(name="shop.bad", **WRONG[wrong])
-        def bad(shop_id: int) -> None: ...
+    with pytest.raises(InvalidPolicy, match=rf"^shop\.bad.*{message}") as caught:
+        define(app, "shop.bad", **{"unique": True, **options})
 
     app.finalize()
     assert "shop.bad" not in app.tasks
     assert str(caught.value).count("shop.bad") == 1
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_policy_is_refused_by_an_app_that_is_in_use(wrong):
-    app = make_app("memory://")
-    app.finalize()
-
-    with pytest.raises(InvalidPolicy):
-
-        @app.task(name="shop.bad", **WRONG[wrong])
-        def bad(shop_id: int) -> None: ...
-
-    assert "shop.bad" not in app.tasks
-
-
 @pytest.mark.parametrize("undecided", OPEN)
 def test_what_annotations_decide_is_refused_when_the_task_is_made(undecided):
     app = make_app("memory://")
-
-    @app.task(name="shop.bad", **OPEN[undecided])
-    def bad(shop_id: int) -> None: ...
+    define(app, "shop.bad", **OPEN[undecided])
 
     with pytest.raises(InvalidPolicy, match=r"^shop\.bad: "):
         app.finalize()
 
 
-def test_an_unknown_option_in_annotations_is_told_to_be_there():
-    for option in ("unique_fro", "idempotency_key"):
-        app = make_app("memory://", task_annotations={"shop.rebuild": {option: 60}})
+@pytest.mark.parametrize("option", ["unique_fro", "idempotency_key"])
+def test_an_unknown_option_in_annotations_is_reported_there(option):
+    app = make_app("memory://", task_annotations={"shop.rebuild": {option: 60}})
 
-        @app.task(name="shop.rebuild", unique=True, shared=False)
-        def rebuild(shop_id: int) -> None: ...
-
-        with pytest.raises(InvalidPolicy, match=rf"^shop\.rebuild: {option} .*task_annotations"):
-            rebuild.delay(7)
+    with pytest.raises(InvalidPolicy, match=rf"^shop\.rebuild: {option} .*task_annotations"):
+        define(app, unique=True).delay(7)
 
 
 def test_a_call_that_is_wrong_names_its_task():
-    app = make_app("memory://")
-
-    @app.task(name="shop.rebuild", unique=True, shared=False)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(make_app("memory://"), unique=True)
 
     with pytest.raises(InvalidPolicy, match=r"^shop\.rebuild: .*unique_for"):
         rebuild.apply_async((7,), unique_for="10m")
@@ -127,50 +151,48 @@ def test_annotations_can_complete_what_the_decorator_says(undecided):
     said = {"unique": True, "unique_on_conflict": "replace", "unique_meta": ["tenant"]}
     app = make_app("memory://", task_annotations={"shop.rebuild": said})
 
-    @app.task(name="shop.rebuild", **OPEN[undecided])
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, **OPEN[undecided])
 
     assert rebuild.apply_async((7,), headers={"tenant": "a"}).outcome == "created"
 
 
-@pytest.mark.parametrize("made", ["late", "at once"])
-def test_a_default_of_the_app_can_complete_what_the_decorator_says(made):
+@pytest.mark.parametrize("in_use", [False, True], ids=["new app", "app in use"])
+def test_a_default_of_the_app_can_complete_what_the_decorator_says(in_use):
     app = make_app("memory://", unique_default_on_conflict="replace")
-    if made == "at once":
+    if in_use:
         app.finalize()
 
-    @app.task(name="shop.rebuild", unique=True, unique_max_wait=60)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True, unique_max_wait=60)
 
-    assert [rebuild.delay(7).outcome for _ in range(2)] == ["created", "replaced"]
+    assert outcomes(rebuild) == ["created", "replaced"]
 
 
-def test_wrong_settings_are_not_told_by_the_definition_of_a_task():
+def test_wrong_settings_are_not_reported_by_the_definition_of_a_task():
     app = make_app("memory://", unique_default_for="sometimes")
 
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> None: ...
-
+    rebuild = define(app, unique=True)
     app.finalize()
+
     with pytest.raises(ConfigurationError):
         rebuild.delay(7)
 
 
-def test_a_wrong_base_class_is_refused_at_the_decorator():
-    app = make_app("memory://")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"base": OncePerShop},
+        {"function": bound, "bind": True, "unique": True, "unique_on": "shop_id"},
+        {"unique": True, "unique_by": "type"},
+        {"unique": True, "uniqueness": "much", "identity_map": {}},
+    ],
+    ids=["base class", "bound", "type alone", "options of others"],
+)
+def test_a_right_policy_beside_those_is_accepted(options):
+    assert outcomes(define(make_app("memory://"), **options)) == ["created", "deduplicated"]
 
-    class OncePerShop(Task):
-        abstract = True
-        unique = True
-        unique_on = "shop_id"
 
-    @app.task(base=OncePerShop)
-    def rebuild(shop_id: int) -> None: ...
-
-    with pytest.raises(InvalidPolicy, match="no argument 'shop_id'"):
-
-        @app.task(base=OncePerShop)
-        def count(shelf: int) -> None: ...
+def test_models_do_not_hide_the_arguments_from_the_decorator():
+    define(make_app("memory://"), pydantic=True, unique=True, unique_on="shop_id")
 
 
 class Helpful(Task):
@@ -217,168 +239,68 @@ def test_methods_with_names_like_ours_are_no_options(define):
         @app.task(base=base, unique=True)
         def task(shop_id: int) -> None: ...
 
-    assert [task.delay(7).outcome for _ in range(2)] == ["created", "deduplicated"]
+    assert outcomes(task) == ["created", "deduplicated"]
     assert task.unique_view == "a property"
 
 
 @pytest.mark.parametrize("value", [60, "PT1M", [60]])
 def test_a_value_with_a_name_like_ours_is_refused_in_a_base_class(value):
-    app = make_app("memory://")
     base = type("Wrong", (Task,), {"abstract": True, "unique_fro": value})
 
     with pytest.raises(InvalidPolicy, match="Did you mean 'unique_for'"):
-
-        @app.task(base=base, unique=True)
-        def rebuild(shop_id: int) -> None: ...
-
-
-def test_a_function_for_an_option_that_there_is_not_is_refused_at_the_decorator():
-    app = make_app("memory://")
-
-    with pytest.raises(InvalidPolicy, match="Did you mean 'unique_key'"):
-
-        @app.task(unique=True, unique_kye=lambda shop_id: f"shop {shop_id}")
-        def rebuild(shop_id: int) -> None: ...
+        define(make_app("memory://"), base=base, unique=True)
 
 
 def test_the_base_class_of_the_app_counts_at_the_decorator():
-    class OncePerShop(Task):
-        abstract = True
-        unique = True
-        unique_on = "shop_id"
-
     app = make_app("memory://")
     app.task_cls = OncePerShop
 
     with pytest.raises(InvalidPolicy, match="no argument 'shop_id'"):
-
-        @app.task
-        def count(shelf: int) -> None: ...
+        define(app, function=of_a_shelf)
 
 
 def test_a_callable_key_names_the_arguments_that_it_wants():
     app = make_app("memory://")
 
-    @app.task(unique=True, unique_key=lambda shop_id: f"shop-{shop_id}")
-    def rebuild(shop_id: int, full: bool = False, **extra: Any) -> None: ...
-
-    @app.task(bind=True, unique=True, unique_key=lambda arguments: str(arguments["shop_id"]))
-    def count(self: Any, shop_id: int, full: bool = False) -> None: ...
-
-    for task in (rebuild, count):
-        outcomes = [task.delay(7).outcome, task.delay(7, full=True).outcome, task.delay(8).outcome]
-        assert outcomes == ["created", "deduplicated", "created"]
-
-
-def test_a_callable_key_that_does_not_fit_is_refused_with_the_cure():
-    app = make_app("memory://")
-
-    with pytest.raises(
-        InvalidPolicy, match=r"shop.bad: unique_key has the parameter 'day'.* Write"
-    ):
-
-        @app.task(name="shop.bad", unique=True, unique_key=lambda shop_id, day: "x")
-        def bad(shop_id: int, **extra: Any) -> None: ...
-
-
-def test_a_callable_key_with_one_parameter_that_is_no_argument_is_refused():
-    """As the mapping of all arguments it would give no two calls one key."""
-    app = make_app("memory://")
-
-    with pytest.raises(
-        InvalidPolicy, match=r"shop.bad: unique_key has the parameter 'user'.* mean 'user_id'\?"
-    ):
-
-        @app.task(name="shop.bad", unique=True, unique_key=lambda user: f"user-{user}")
-        def bad(user_id: int, image_url: str) -> None: ...
-
-
-def test_no_argument_is_named_by_an_empty_list_and_the_error_says_how_to_ignore_them():
-    app = make_app("memory://")
-
-    with pytest.raises(InvalidPolicy, match=r"shop.bad: .*unique_on.* unique_by='type'"):
-
-        @app.task(name="shop.bad", unique=True, unique_on=[])
-        def bad(shop_id: int) -> None: ...
-
-    @app.task(name="shop.rebuild", unique=True, unique_by="type")
-    def rebuild(shop_id: int) -> None: ...
-
-    assert [rebuild.delay(7).outcome, rebuild.delay(8).outcome] == ["created", "deduplicated"]
-
-
-def test_the_first_argument_of_a_bound_task_is_not_one_of_a_call():
-    app = make_app("memory://")
-
-    @app.task(bind=True, unique=True, unique_on="shop_id")
-    def rebuild(self: Any, shop_id: int) -> None: ...
-
-    with pytest.raises(InvalidPolicy, match="no argument 'self'"):
-
-        @app.task(bind=True, unique=True, unique_on="self")
-        def count(self: Any, shop_id: int) -> None: ...
-
-
-def test_models_do_not_hide_the_arguments_from_the_decorator():
-    app = make_app("memory://")
-
-    @app.task(pydantic=True, unique=True, unique_on="shop_id")
-    def rebuild(shop_id: int) -> None: ...
-
-    with pytest.raises(InvalidPolicy, match="no argument 'shop'"):
-
-        @app.task(pydantic=True, bind=True, unique=True, unique_on="shop")
-        def count(self: Any, shop_id: int) -> None: ...
-
-
-def test_a_near_miss_is_refused_in_a_shared_task_too(monkeypatch):
-    monkeypatch.setattr(_state, "_apps", WeakSet())
-
-    @shared_task(name="shared.near", uniqe=True)
-    def near(shop_id: int) -> None: ...
-
-    app = make_app("memory://")
-
-    with pytest.raises(InvalidPolicy, match=r"^shared\.near: uniqe .* Did you mean 'unique'\?"):
-        app.finalize()
+    for name, unique_key in {
+        "rebuild": lambda shop_id: f"shop-{shop_id}",
+        "count": lambda arguments: str(arguments["shop_id"]),
+    }.items():
+        task = define(app, name, unique=True, unique_key=unique_key)
+        calls = [task.delay(7), task.delay(7, full=True), task.delay(8)]
+        assert [call.outcome for call in calls] == ["created", "deduplicated", "created"]
 
 
 def test_names_like_ours_stay_the_own_of_a_class():
-    app = make_app("memory://")
+    own = {"uniq": "mine", "uniques_on": 3, "identity_stratgy": "mine"}
 
-    class Base(Task):
-        uniq = "mine"
-        uniques_on = 3
-        identity_stratgy = "mine"
-
-    @app.task(base=Base, unique=True, uniqueness="much", identity_map={})
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(make_app("memory://"), base=type("Base", (Task,), own), unique=True)
 
     assert rebuild.delay(7).outcome == "created"
 
 
-def test_a_shared_task_is_refused_when_an_app_makes_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unique": True, "unique_on": "shop"}, "no argument 'shop'"),
+        ({"uniqe": True}, r"^shared\.bad: uniqe .* Did you mean 'unique'\?"),
+    ],
+)
+def test_a_shared_task_is_refused_when_an_app_makes_it(options, message, monkeypatch):
     monkeypatch.setattr(_state, "_apps", WeakSet())
 
-    @shared_task(name="shared.bad", unique=True, unique_on="shop")
+    @shared_task(name="shared.bad", **options)
     def bad(shop_id: int) -> None: ...
 
-    app = make_app("memory://")
-
-    with pytest.raises(InvalidPolicy, match="no argument 'shop'"):
-        app.finalize()
+    with pytest.raises(InvalidPolicy, match=message):
+        make_app("memory://").finalize()
 
 
 def test_the_decorator_does_not_settle_the_base_class_of_the_app():
     app = make_app("memory://")
+    rebuild = define(app, unique=True)
 
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> None: ...
-
-    class Marked(Task):
-        mark = "later"
-
-    app.task_cls = Marked
+    app.task_cls = type("Marked", (Task,), {"mark": "later"})
 
     assert rebuild.mark == "later"
 
@@ -394,21 +316,15 @@ def test_calls_by_name_are_unique_although_another_task_was_refused(caplog):
     assert "shop.bad cannot be called: unique_for=60 has no effect" in caplog.text
 
 
-def test_calls_by_name_are_unique_after_finalizing_has_raised():
+def test_calls_and_lookups_work_after_finalizing_has_raised():
     app = make_app("memory://")
-    with_one_bad_task(app)
+    _, good = with_one_bad_task(app)
 
     with pytest.raises(InvalidPolicy):
         app.finalize()
 
-    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
-
-
-def test_a_lock_can_be_looked_up_although_another_task_was_refused():
-    app = make_app("memory://")
-    _, good = with_one_bad_task(app)
-
     assert lookup(good, (7,)) is None
+    assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
 
 
 def test_a_shared_task_is_unique_although_another_one_was_refused(monkeypatch):
@@ -459,9 +375,7 @@ def test_a_worker_does_not_start_with_a_refused_task():
 def test_the_base_class_alone_keeps_the_tasks_after_a_refused_one():
     app = plain_app()
 
-    @app.task(name="shop.first", base=UniqueTask, unique=True, shared=False)
-    def first(shop_id: int) -> None: ...
-
+    define(app, "shop.first", base=UniqueTask, unique=True)
     with_one_bad_task(app)
 
     assert app.tasks["shop.first"].delay(7).outcome == "created"
@@ -483,11 +397,8 @@ def test_tasks_are_made_again_after_something_else_has_failed():
             if fails:
                 raise ConnectionError("a base class that looks something up")
 
-    @app.task(name="shop.failing", base=Failing, shared=False)
-    def failing(shop_id: int) -> None: ...
-
-    @app.task(name="shop.good", unique=True, shared=False)
-    def good(shop_id: int) -> None: ...
+    define(app, "shop.failing", base=Failing)
+    define(app, "shop.good", unique=True)
 
     for _ in range(2):
         with pytest.raises(ConnectionError):
@@ -508,12 +419,8 @@ def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks():
             begun.set()
             go_on.wait(10)
 
-    @app.task(name="shop.slow", base=Slow, shared=False)
-    def slow(shop_id: int) -> None: ...
-
-    @app.task(name="shop.good", unique=True, shared=False)
-    def good(shop_id: int) -> None: ...
-
+    define(app, "shop.slow", base=Slow)
+    define(app, "shop.good", unique=True)
     outcomes: list[str] = []
     making = threading.Thread(target=app.finalize)
     calling = threading.Thread(target=lambda: outcomes.extend(outcomes_by_name(app, "shop.good")))
@@ -533,13 +440,8 @@ def test_a_call_by_name_waits_until_another_thread_has_made_the_tasks():
 
 def test_a_task_of_another_app_with_options_like_ours_is_left_alone(caplog):
     other, app = plain_app(), make_app("memory://")
-
-    @other.task(name="other.single", unique_on=["shop_id"], unique_ness="much")
-    def single(shop_id: int) -> None: ...
-
-    @app.task(name="shop.good", unique=True)
-    def good(shop_id: int) -> None: ...
-
+    define(other, "other.single", shared=True, unique_on=["shop_id"], unique_ness="much")
+    define(app, "shop.good", unique=True)
     app.finalize()
 
     assert outcomes_by_name(app, "shop.good") == ["created", "deduplicated"]
@@ -555,9 +457,7 @@ def test_a_wrong_annotation_of_a_task_of_another_app_is_refused():
     app = make_app(
         "memory://", task_annotations={"other.count": {"unique": True, "unique_on": "shelf"}}
     )
-
-    @other.task(name="other.count")
-    def count(shop_id: int) -> None: ...
+    define(other, "other.count", shared=True)
 
     with pytest.raises(InvalidPolicy, match="no argument 'shelf'"):
         app.finalize()
@@ -566,10 +466,7 @@ def test_a_wrong_annotation_of_a_task_of_another_app_is_refused():
 @pytest.mark.parametrize("made", ["not yet", "before installing"])
 def test_a_wrong_task_of_the_app_itself_is_refused_when_it_was_defined_before_installing(made):
     app = plain_app()
-
-    @app.task(name="shop.bad", unique_for=60)
-    def bad(shop_id: int) -> None: ...
-
+    bad = define(app, "shop.bad", shared=True, unique_for=60)
     if made == "before installing":
         assert bad.name == "shop.bad"
     celery_unique.install(app, store_url="memory://")
@@ -590,34 +487,32 @@ class FlaskTask(Task):
         return self.run(*args, **kwargs)
 
 
+IGNORING = {"unique": True, "unique_on_conflict": "ignore"}
 ANNOTATED = {"shop.rebuild": {"unique_on_conflict": "reject", "unique_on": "shop_id"}}
 
 
-@pytest.mark.parametrize("base", [Task, FlaskTask, UniqueTask])
+@pytest.mark.parametrize(
+    ("base", "installed"),
+    [
+        *[(base, "first") for base in (Task, FlaskTask, UniqueTask)],
+        (Task, "after the definition"),
+        (UniqueTask, "after the first use"),
+    ],
+)
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
-def test_the_task_wins_over_annotations(base, shared):
-    app = make_app("memory://", task_annotations=ANNOTATED)
-
-    @app.task(
-        name="shop.rebuild", base=base, shared=shared, unique=True, unique_on_conflict="ignore"
-    )
-    def rebuild(shop_id: int, full: bool = False) -> None: ...
-
-    assert rebuild.delay(7).outcome == "created"
-    assert rebuild.delay(7, full=True).outcome == "deduplicated"
-
-
-def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_first():
+def test_the_task_wins_over_annotations(base, shared, installed, caplog):
     app = plain_app(task_annotations=ANNOTATED)
-
-    @app.task(name="shop.rebuild", base=UniqueTask, unique=True, unique_on_conflict="ignore")
-    def rebuild(shop_id: int, full: bool = False) -> None: ...
-
-    app.finalize()
+    if installed == "first":
+        celery_unique.install(app, store_url="memory://")
+    rebuild = define(app, base=base, shared=shared, **IGNORING)
+    if installed == "after the first use":
+        app.finalize()
     celery_unique.install(app, store_url="memory://")
 
-    assert rebuild.delay(7).outcome == "created"
-    assert rebuild.delay(7, full=True).outcome == "deduplicated"
+    outcomes = [rebuild.delay(7).outcome, rebuild.delay(7, full=True).outcome]
+
+    assert outcomes == ["created", "deduplicated"]
+    assert "install(app)" not in caplog.text
 
 
 @pytest.mark.parametrize("base", [Task, FlaskTask])
@@ -625,17 +520,9 @@ def test_a_task_of_the_base_class_wins_over_annotations_although_it_was_made_fir
 def test_a_task_that_was_used_before_installing_is_warned_of(base, shared, caplog):
     app = plain_app(task_annotations=ANNOTATED)
 
-    @app.task(
-        name="shop.rebuild", base=base, shared=shared, unique=True, unique_on_conflict="ignore"
-    )
-    def rebuild(shop_id: int, full: bool = False) -> None: ...
-
-    @app.task(name="shop.count", shared=False, unique=True)
-    def count(shop_id: int) -> None: ...
-
-    @app.task(name="shop.plain", shared=False)
-    def plain(shop_id: int) -> None: ...
-
+    rebuild = define(app, base=base, shared=shared, **IGNORING)
+    count = define(app, "shop.count", unique=True)
+    define(app, "shop.plain")
     app.finalize()
     celery_unique.install(app, store_url="memory://")
 
@@ -649,16 +536,3 @@ def test_a_task_that_was_used_before_installing_is_warned_of(base, shared, caplo
     with pytest.raises(DuplicateTask):
         rebuild.delay(7)
     assert [count.delay(7).outcome for _ in range(2)] == ["created", "deduplicated"]
-
-
-def test_a_task_that_was_only_defined_before_installing_is_not_warned_of(caplog):
-    app = plain_app(task_annotations=ANNOTATED)
-
-    @app.task(name="shop.rebuild", unique=True, unique_on_conflict="ignore")
-    def rebuild(shop_id: int, full: bool = False) -> None: ...
-
-    celery_unique.install(app, store_url="memory://")
-
-    assert rebuild.delay(7).outcome == "created"
-    assert rebuild.delay(7, full=True).outcome == "deduplicated"
-    assert "install(app)" not in caplog.text
