@@ -1,28 +1,27 @@
-"""The contract that every lock store keeps.
+"""The contract of every lock store.
 
-Each method is **one atomic act** on the record of one key: two calls, from any
-two processes, never see each other half done. All durations are milliseconds
-and all deadlines are computed from the store's own clock, never the caller's.
+Each method is **one atomic act** on the record of one key: two calls, from any two processes,
+never see each other half done. All durations are milliseconds, and all deadlines are computed from
+the store's own clock, never the caller's.
 
-A store raises :class:`~celery_unique.exceptions.StoreUnavailable`, and nothing
-else, when it cannot answer within its time-out. The act may then have happened
-or not: callers treat it as "maybe".
+A store raises :class:`~celery_unique.exceptions.StoreUnavailable`, and nothing else, when it cannot
+reply within its time-out. The act may then have run or not: callers treat it as "maybe".
 
-Acts marked *one way* may return before the store has carried them out.
+Acts marked *fire-and-forget* may return before the store has applied them.
 
 A store may also have ``diagnose()``, see :mod:`celery_unique.stores.diagnosis`, and
 ``begin_acquire(key, claim)``: an acquire in two steps, which sends the claim and returns a function
-that waits for what :meth:`LockStore.acquire` would have returned. It is called once, or never.
-Celery makes the message in between, while the store decides.
-``begin_acquire_many(claims, confirmed)`` is the same for :meth:`LockStore.acquire_many`, with what
-:meth:`LockStore.confirm_many` would have told: messages of other calls are sent in between.
+that waits for the result of :meth:`LockStore.acquire`. It is called once, or never. Celery builds
+the message in between, while the store decides. ``begin_acquire_many(claims, confirmed)`` is the
+same for :meth:`LockStore.acquire_many`, combined with :meth:`LockStore.confirm_many`: messages of
+other calls are sent in between.
 
-A store whose parts fail one by one, such as a cluster, has ``shard_of(key)``: a name of the part
-that holds the key, as far as it is known without asking.
+A store whose parts fail separately, such as a cluster, has ``shard_of(key)``: the name of the part
+that holds the key, as far as it is known without a query.
 
-A record that cannot be read concerns its key alone: an act on it raises
-:class:`~celery_unique.exceptions.UnreadableRecord`, a batch has that error in its place, and a
-walk has a record whose ``unreadable`` says what is wrong. To release the key deletes it.
+A record that cannot be read affects only its key: an act on it raises
+:class:`~celery_unique.exceptions.UnreadableRecord`, a batch returns that error in its place, and a
+walk yields a record whose ``unreadable`` describes the problem. Releasing the key deletes it.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from .record_followers import Follower
 
 Guarantee = Literal["strong", "best-effort"]
 
-#: Key, task id and lease of a task whose message is out.
+#: Key, task id and lease of a task whose message is published.
 Confirmed = tuple[str, str, int]
 
-#: How many orphans one reply tells of.
+#: How many orphans one reap returns at most.
 ORPHANS_AT_ONCE = 1000
 
 
 @dataclass(slots=True)
 class Claim:
-    """What a caller wants recorded: its task, and the policy it asks under."""
+    """A call that is to be admitted: its task, and the policy of the call."""
 
     task_id: str
     task_name: str
@@ -56,27 +55,26 @@ class Claim:
     grace_ms: int  # the lease until the publish is confirmed
     on_conflict: str = "ignore"
     parent: str = ""  # the task in whose body the call is made: never its duplicate
-    max_wait_ms: int = 0  # how long replacing may push a task back, 0 for any time
+    max_wait_ms: int = 0  # how long replacing may postpone a task, 0 for any time
     window_ms: int = 0  # 0: no window
     delay_ms: int = 0  # time to the ETA, 0 for none
     keep: str = ""  # letters of the terminal states in which it stays recorded
     #: How long after its creation the ended task stays recorded; 0: while the window lasts.
     keep_ms: int = 0
     arguments: str = ""
-    #: The same publish attempt asks again (its first answer was lost or is old).
-    #: A *new* call that brings the holder's own id is a duplicate instead.
+    #: The same publish attempt is repeated (its first reply was lost or is old).
+    #: A *new* call that has the holder's own id is a duplicate instead.
     again: bool = False
-    #: The call's whole message, opaque here. Not empty: instead of being told ``duplicate`` the
-    #: call is attached to the holder as its follower.
+    #: The call's whole message, opaque here. If not empty, the call becomes a follower of the
+    #: holder instead of a ``duplicate``.
     join: str = ""
-    #: A canvas or a callback waits for the id: a task that takes its place says so, see
-    #: ``Acquired.followers``.
+    #: A canvas or a callback waits for the id: see ``Acquired.followers`` of its replacement.
     canvas: bool = False
 
 
 @dataclass(slots=True)
 class Holder:
-    """The task a duplicate is told about."""
+    """The task that blocks a duplicate."""
 
     task_id: str
     state: State
@@ -84,7 +82,7 @@ class Holder:
     lease: int
     arguments: str = ""
     eta: int = 0  # 0 for none; of a pending task, too, which is not shown as scheduled yet
-    #: It waits, and whoever had its message is believed dead: see ``help``.
+    #: It waits, and the process that held its message is believed dead: see ``help``.
     abandoned: bool = False
 
 
@@ -92,11 +90,11 @@ class Holder:
 class Acquired:
     """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` with the holder.
 
-    A created task may stand in for others (``replaced``, in limbo until it is published),
-    or wait for an active one to end (``after``). Its message must carry its ETA.
+    A created task may replace others (``replaced``, in limbo until it is published), or wait for
+    an active one to end (``after``). Its message must carry its ETA.
 
-    ``joined``: the call follows the holder now, or did so already. ``ended``: it would, but the
-    holder's result is there to be read already, so nothing was attached.
+    ``joined``: the call follows the holder now, or did so before. ``ended``: it would, but the
+    holder's result can be read already, so no follower was added.
     """
 
     outcome: Literal["created", "duplicate", "rejected", "joined", "ended"]
@@ -106,13 +104,13 @@ class Acquired:
     after: str = ""
     eta: int = 0  # of the created task: another one's, or brought forward by max_wait
     #: Those of ``replaced`` whose id a canvas waits for: they follow this task as soon as a
-    #: worker reaches their messages, and have no end of their own before that.
+    #: worker receives their messages, and have no outcome before that.
     followers: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Start:
-    """What a worker tells of a message it is about to run."""
+    """A message that a worker is about to run."""
 
     task_id: str
     delivery: str
@@ -135,27 +133,27 @@ class Started:
     token: int = 0
     lost: bool = False  # run, although no live record of this task was found
     mark: str = ""  # why it is superseded: superseded, withdrawn or revoked
-    by: str = ""  # the id that took its place
+    by: str = ""  # the id that replaced it
 
 
 @dataclass(slots=True)
 class Held:
-    """One line of a renewal: a message that this worker still holds."""
+    """One message of a renewal, which this worker still holds."""
 
     key: str
     task_id: str
     delivery: str  # empty: the message is only held, nothing runs
     lease_ms: int
     run_lease_ms: int = 0
-    #: It runs, and its message may come back all the same: its end leaves a done mark.
+    #: It runs, and its message may be redelivered anyway: its end leaves a done mark.
     copies: bool = False
-    #: Of a message that is only held: the delivery as which it starts. If it has done so by now,
-    #: nothing is extended: its key would outlast its worker for as long as a message may wait.
+    #: Of a message that is only held: the delivery under which it starts. If it has started by
+    #: now, nothing is extended: its key would outlive its worker for as long as a message may wait.
     waits_as: str = ""
-    #: Of such a message: for how long this worker is believed to be alive with it; 0: not said.
+    #: Of such a message: for how long this worker is believed alive with it; 0: unknown.
     held_ms: int = 0
-    #: Of such a message: whoever had it, has it no more. It is in the broker; or, where ``held_ms``
-    #: is given besides, what was said of it so far does not count.
+    #: Of such a message: its previous holder no longer has it. It is in the broker; or, if
+    #: ``held_ms`` is given too, that replaces the earlier value.
     returned: bool = False
 
 
@@ -172,10 +170,10 @@ class Finish:
     #: How long this delivery is believed alive while it completes followers; its own delivery
     #: lease if that is longer. A task that never started has none.
     run_lease_ms: int = 0
-    #: The token of the start that ends here, 0 for none: a delivery that stood still is told
-    #: from the one that took its task over, also after that has let go of it for a retry.
+    #: The token of the start that ends here, 0 for none: distinguishes a delivery that stalled
+    #: from the one that took over its task, also after that has released it for a retry.
     token: int = 0
-    #: The message was rejected. It may come back from a dead letter exchange, and is then to run:
+    #: The message was rejected. It may return from a dead letter exchange, and is then to run:
     #: no done mark stays, and a task that is kept does not stop it at the gate.
     rejected: bool = False
 
@@ -187,20 +185,20 @@ class Finished:
     verdict: Literal["ended", "not_yours"]
     settle: bool = False
     duplicates: int = 0
-    #: Somebody follows the task, or is to follow it soon; it is ``ending`` until settle.
+    #: The task has followers, or will have soon; it is ``ending`` until settle.
     followers: bool = False
 
 
 @dataclass(slots=True)
 class Orphan:
-    """A follower that nobody will complete, unless whoever reaped it does."""
+    """A follower that only its reaper will complete."""
 
     follower_id: str
     holder: str
     message: str
     promoted: bool = False  # its message may never have been published: see ``promote``
-    #: What is known of the holder: ``revoked``, ``superseded``, ``withdrawn``, ``done``, or
-    #: empty (it died, or it ended and left no trace).
+    #: What became of the holder: ``revoked``, ``superseded``, ``withdrawn``, ``done``, or
+    #: empty (it died, or it ended without a trace).
     fate: str = ""
 
 
@@ -208,37 +206,37 @@ Promotion = Literal["publish", "follows", "gone"]
 
 
 class LockStore(Protocol):
-    """See the module's docstring for what every act promises."""
+    """See the module's docstring for the guarantees of every act."""
 
     guarantee: Guarantee
-    #: Shown in the OJS manifest: by what means acts are atomic.
+    #: Shown in the OJS manifest: how acts are made atomic.
     mechanism: str
     #: Added to the store's clock, for tests that move time instead of waiting.
     clock_offset_ms: int
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
-        """Admit the claim as a pending task, or name the holder that blocks it."""
+        """Admit the claim as a pending task, or return the holder that blocks it."""
 
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
     ) -> list[Acquired | StoreUnavailable]:
-        """As many acts as claims, in order, in as few round trips as the store can.
+        """One act for each claim, in order, in as few round trips as possible.
 
-        Where only some could not be answered, the reply has the error in their place.
+        If only some of them fail, their errors are returned in their places.
         """
 
     def confirm(self, key: str, task_id: str, lease_ms: int) -> None:
-        """One way: pending becomes available. Anything else is left alone, none created.
+        """Fire-and-forget: pending becomes available. Changes and creates nothing else.
 
-        The lease runs from the ETA where there is one.
+        The lease runs from the ETA, if any.
         """
 
     def confirm_many(self, confirmed: Sequence[Confirmed]) -> None:
-        """One way: as many acts as there are tasks, in as few messages as the store can."""
+        """Fire-and-forget: one act for each task, in as few round trips as possible."""
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
-        """Publishing failed: forget the pending task and mark its id withdrawn.
+        """The publish failed: remove the pending task and mark its id withdrawn.
 
         No effect unless it is pending and no copy of it was published.
         """
@@ -248,116 +246,117 @@ class LockStore(Protocol):
     ) -> Literal["go", "again", "published"]:
         """May this caller publish a copy under the holder's id?
 
-        Where that is pending, or abandoned: then no other caller may for ``claim_ms``. Whoever
-        has published a copy of the latter says so (``Held.returned``). Of a task in a canvas
-        there is no copy: it would run without the callbacks that wait for the id.
+        Yes if that is pending or abandoned; if abandoned, no other caller may for ``claim_ms``,
+        and after the publish the caller renews with ``Held.returned``. Never for a task in a
+        canvas: the copy would run without the callbacks that wait for the id.
         """
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         """Revoke a task that has not started, or whose delivery is dead."""
 
     def release(self, key: str, task_id: str | None = None) -> int:
-        """An operator lets go of the key's live tasks (or of one): how many."""
+        """Release the key's live tasks, or one of them, for an operator; returns how many."""
 
     # -- acts of the worker --------------------------------------------------
     def start(self, key: str, start: Start) -> Started:
         """The gate: may this delivery run its body now?"""
 
     def renew(self, held: Sequence[Held]) -> list[int | StoreUnavailable]:
-        """Extend leases, never create. 0: that task is no longer this delivery's; else one more
-        than follow it.
+        """Extend leases, never create. 0: this delivery no longer holds that task; else 1 plus
+        the number of its followers.
 
-        Where only some could not be answered, the reply has the error in their place.
+        If only some of them fail, their errors are returned in their places.
         """
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
-        """One way: active becomes retryable, the delivery lets go of it."""
+        """Fire-and-forget: active becomes retryable, and the delivery releases it."""
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        """The body is over. Only the delivery that started may say so."""
+        """The body has finished. Only the delivery that started may report it."""
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
-        """One way: result and acknowledgement are done, the ending task may go."""
+        """Fire-and-forget: result and acknowledgement are done, remove the ending task."""
 
     def forget(self, key: str, task_id: str) -> None:
-        """One way: the message that a mark was waiting for was reached and dropped."""
+        """Fire-and-forget: the message that a mark was waiting for was received and dropped."""
 
     # -- followers -----------------------------------------------------------
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
-        """The task of a message in hand (``claim.join``) becomes a follower of another task, or
-        of the one that took the place of that, and so on.
+        """Make the task of a received message (``claim.join``) a follower of another task, or of
+        the one that replaced that, and so on.
 
-        Where that task is gone the follower is an orphan at once, and due. False: no effect,
+        If that task is gone, the follower is an orphan and due immediately. False: no effect,
         since its id is a task of the key itself.
         """
 
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
-        """Who follows this task (or any task of the key), oldest first. Reads only."""
+        """The followers of this task, or of any task of the key, oldest first. Reads only."""
 
     def complete_follower(self, key: str, follower_id: str) -> None:
-        """The follower has its result: forget it. Absent: no effect."""
+        """Remove a follower that has its result. Absent: no effect."""
 
     def due(self, limit: int = 20) -> list[str]:
-        """Keys whose followers should be looked after now, those that wait longest first.
+        """Keys whose followers should be reaped now, those that wait longest first.
 
-        Its cost depends on what is due, never on how many locks there are.
+        The cost depends on what is due, never on the number of locks.
         """
 
     def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
-        """Claim the key's orphans for one reaper: those that are promoted first, then oldest first.
+        """Claim the key's orphans for one reaper: promoted ones first, then oldest first.
 
         A follower is an orphan when its holder neither lives nor is being settled by a living
-        delivery, and a promoted one when its grace has passed unconfirmed. While another's
-        claim lasts there are none. At most ``ORPHANS_AT_ONCE``: the same reaper may ask again.
+        delivery, and a promoted one when its grace has passed unconfirmed. While the claim of
+        another reaper lasts there are none. At most ``ORPHANS_AT_ONCE``: the same reaper may
+        repeat it.
         """
 
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
     ) -> Promotion:
-        """What becomes of an orphan whose holder left no result.
+        """Decide what becomes of an orphan whose holder left no result.
 
         ``follows``: another task of the key lives, and all orphans of that holder follow it (a
         promoted one waits again, and its id is marked done). ``publish``: it is a pending task
         under its own id now, which the other orphans of its holder follow; publish its message
-        and confirm it. ``gone``: it is no orphan any more, or another reaper's.
+        and confirm it. ``gone``: it is no orphan any more, or claimed by another reaper.
         """
 
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
-        """The record as it stands, without what has lapsed, and the store's clock.
+        """The current record, without what has lapsed, and the store's clock.
 
-        Of followers it tells how many there are (``record.following``), not who; and of the marks
-        that have no room in it until when there are any (``record.more_until``): see ``mark``.
+        It has the number of followers (``record.following``), not the followers; and of the marks
+        beside it the latest deadline (``record.more_until``): see ``mark``.
         """
 
     def mark(self, key: str, task_id: str) -> Mark | None:
-        """The mark of this id, wherever it lies."""
+        """The mark of this id, in the record or beside it."""
 
     def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
-        """Every key with its record, in batches; for people, never on a hot path.
+        """Every key with its record, in batches; for operators, never on a hot path.
 
-        It ends before it is through at ``stop_at``, a moment of ``time.monotonic()``: where a
-        store holds more than locks, finding the next one can take long.
+        It stops early at ``stop_at``, a time of ``time.monotonic()``: if a store holds more than
+        locks, finding the next one can take long.
         """
 
     # -- life ----------------------------------------------------------------
     def sweep(self, batch: int = 500) -> int:
-        """Delete what has lapsed, where the store does not do so by itself."""
+        """Delete what has lapsed, if the store does not do so by itself."""
 
     def fingerprint(self) -> str:
-        """A short name of this store without secrets, to tell two stores apart."""
+        """A short name of this store without secrets, to distinguish stores."""
 
     def ping(self) -> None:
-        """Raise StoreUnavailable unless the store answers."""
+        """Raise StoreUnavailable unless the store replies."""
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every one-way act so far has been carried out (shutdown, lookup, tests).
+        """Wait for every fire-and-forget act so far (shutdown, lookup, tests).
 
-        StoreUnavailable where they do not get on or, with a time-out, are not all over by then.
+        StoreUnavailable if there is no progress or, with a time-out, not all finish by then.
         """
 
     def close(self) -> None:
-        """Let go of connections. The store connects again when it is used again."""
+        """Close connections. The store connects again when it is used again."""
 
 
 def shard_of(store: LockStore, key: str) -> str:

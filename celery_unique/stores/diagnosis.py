@@ -1,7 +1,7 @@
-"""What a store can tell of itself to ``celery unique doctor``.
+"""What a store reports about itself to ``celery unique doctor``.
 
-Optional: a store that has no ``diagnose()`` is asked whether it is there, and no more. With one
-it returns a :class:`Diagnosis`; it raises StoreUnavailable as every other method does.
+Optional: a store without ``diagnose()`` is only pinged. With one it returns a :class:`Diagnosis`;
+it raises StoreUnavailable as every other method does.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uuid import uuid4
 
 from .base import Claim, LockStore
 
-#: A key that no call can have. What is recorded there, for moments, tells stores apart.
+#: A key that no call can have. What is briefly recorded there distinguishes stores.
 NO_CALLS_KEY = "0:" + "0" * 64
 
 #: ``error``: locks are wrong or will be. ``warning``: they can be lost. ``note``: good to know.
 Level = Literal["error", "warning", "note"]
-#: Who can share these locks: the threads of one process, the processes of one machine, or all.
+#: What can share these locks: the threads of one process, the processes of one machine, or all.
 Reach = Literal["process", "machine", "network"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be, and what to do about it."""
+    """One problem, and its cure."""
 
     check: str  # a word for programs, such as ``eviction``
     level: Level
@@ -38,20 +38,20 @@ class Diagnosis:
     reach: Reach = "network"
     facts: dict[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    #: Of a store on several servers, or on servers that change places: the facts of each.
+    #: Of a store on several servers, or on servers that fail over: the facts of each.
     servers: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @contextmanager
 def marked(store: LockStore, life_ms: int = 30_000) -> Iterator[str]:
-    """Keep an id in the store for as long as this lasts, by which others find out that theirs is
-    the same store: addresses, which fingerprints are made of, may differ.
+    """Keep an id in the store, by which other processes find out that they use the same store:
+    the addresses in fingerprints may differ.
 
-    As a lock of a key that no call can have: every store can do that, in one atomic act.
+    It is a lock of a key that no call can have: every store can do that, in one atomic act.
     """
     claim = Claim(uuid4().hex, "celery_unique.doctor", "pw", grace_ms=life_ms)
     acquired = store.acquire(NO_CALLS_KEY, claim)
-    if acquired.holder is not None:  # another one does the same, which is as good
+    if acquired.holder is not None:  # another process does the same, which serves as well
         yield acquired.holder.task_id
         return
     try:
@@ -61,6 +61,6 @@ def marked(store: LockStore, life_ms: int = 30_000) -> Iterator[str]:
 
 
 def marks_in(store: LockStore) -> list[str]:
-    """The ids that are kept in the store by ``marked``."""
+    """The ids that ``marked`` keeps in the store."""
     record, _ = store.read(NO_CALLS_KEY)
     return sorted(record.tasks)

@@ -1,7 +1,7 @@
-"""Stores whose servers fail over, and how they say so.
+"""How stores report that their servers failed over.
 
-A server that takes another one's place may not have received the last writes of it. What was
-locked in that moment can be gone, as if it had lapsed, so it is never passed over in silence.
+A server that replaces another one may not have received its last writes. Locks of that moment can
+be lost, as if they had lapsed, so a fail-over is always reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REMEMBERED = 20
 
 @dataclass(frozen=True, slots=True)
 class FailOver:
-    """One server took another one's place, as this process noticed it."""
+    """One server replaced another one, as this process noticed it."""
 
     before: str  # host and port of the primary that was
     after: str  # and of the one that is
@@ -36,11 +36,11 @@ class FailOver:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one primary says of itself, for people who look after it."""
+    """The replication state of one primary, for operators."""
 
     server: str
     replicas: int
-    was_promoted: bool  # it was a replica, and took the place of another one
+    was_promoted: bool  # it was a replica, and replaced another one
 
 
 @dataclass(slots=True)

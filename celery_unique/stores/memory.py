@@ -21,8 +21,8 @@ from .record_store import RecordedStore
 
 Reply = TypeVar("Reply")
 
-#: Every store of this process: a forked child gives each a mutex of its own, or
-#: it would wait for a thread of the parent that it does not have.
+#: Every store of this process: a forked child creates a new mutex for each, since a thread of the
+#: parent may have locked the old one.
 _stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
 
@@ -35,13 +35,13 @@ class MemoryStore(RecordedStore):
     def __init__(self) -> None:
         self.clock_offset_ms = 0
         self._records: dict[str, Record] = {}
-        self._due: dict[str, int] = {}  # when to look after each key that has followers
+        self._due: dict[str, int] = {}  # when to reap each key that has followers
         self._mutex = threading.Lock()
         _stores.add(self)
 
     @classmethod
     def from_url(cls, url: str, **options: object) -> MemoryStore:
-        """Every app has a store of its own: namespace and time-out mean nothing here."""
+        """Every app has its own store: namespace and time-out are ignored."""
         if url.partition("://")[2]:
             raise ConfigurationError(
                 "unique_store_url: memory:// has neither names nor options, for every app has one "
@@ -84,7 +84,7 @@ class MemoryStore(RecordedStore):
         return record, now
 
     def _without_the_rest(self, key: str) -> Record:
-        """What the other stores have in the record itself: the rest may be much."""
+        """What other stores have in the record itself: the rest may be large."""
         record = self._records.get(key) or Record()
         return replace(record, followers={}, beside=MarksInMemory())
 
@@ -106,16 +106,16 @@ class MemoryStore(RecordedStore):
             return len(lapsed)
 
     def ping(self) -> None:
-        """Always there."""
+        """Always available."""
 
     def diagnose(self) -> Diagnosis:
         return Diagnosis("process", {"server": "this process"})
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Nothing is one way here."""
+        """No act is fire-and-forget here."""
 
     def close(self) -> None:
-        """Nothing to let go of; the locks stay for the next use."""
+        """Nothing to close; the locks stay for the next use."""
 
 
 def _fresh_mutexes() -> None:

@@ -1,9 +1,8 @@
-"""The record of one key: the tasks that hold it, the marks they left, and who follows them.
+"""The record of one key: the tasks that hold it, the marks they left, and their followers.
 
-A key holds several tasks at once, not one holder: states with gaps, a passed
-window and a lapsed lease all admit a second task while the first still lives.
-Every store keeps the same record in the same packed form, so that a record
-read from one store means the same in another and a new field is added once.
+A key can have several tasks at a time: states with gaps, a passed window and a lapsed lease all
+admit a second task while the first still lives. Every store keeps the same record in the same
+packed form, so that a record means the same in each and a new field is added once.
 
 Times are milliseconds of the store's clock; tokens are microseconds.
 """
@@ -39,8 +38,8 @@ LETTER_OF = {
 }
 STATE_OF = {letter: state for state, letter in LETTER_OF.items()}
 TERMINAL_LETTERS = frozenset("cdx")
-#: Among those letters, and of no meaning to any act: the call named its queue or exchange, so
-#: that its message is not to be looked for where its task's calls go.
+#: Among those letters, and without meaning to any act: the call named its queue or exchange, so
+#: its message is not to be searched for in the queue of its task.
 QUEUE_NAMED = "q"
 
 
@@ -49,7 +48,7 @@ def letters(states: Any) -> str:
     return _letters(tuple(states))
 
 
-@lru_cache(maxsize=1024)  # every call asks this, for the few sets of states that policies have
+@lru_cache(maxsize=1024)  # once for every call, for the few sets of states that policies have
 def _letters(states: tuple[str, ...]) -> str:
     wanted = {State(name) for name in states}
     return "".join(letter for state, letter in LETTER_OF.items() if state in wanted)
@@ -57,7 +56,7 @@ def _letters(states: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=1024)
 def terminal_letters(states: str) -> str:
-    """Those of the letters that stand for a final state."""
+    """The letters of final states among them."""
     return "".join(letter for letter in states if letter in TERMINAL_LETTERS)
 
 
@@ -80,7 +79,7 @@ class TaskEntry:
     keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
-    delivery: str = ""  # who runs it; new for every message received
+    delivery: str = ""  # what runs it; new for every message received
     delivery_lease: int = 0  # until then that delivery is believed alive
     token: int = 0  # fencing number of the delivery that runs it
     #: Subset of "c" in a canvas, "e" ending, "f" expected by followers, "j" rejected, "m" copies,
@@ -89,9 +88,9 @@ class TaskEntry:
     by: str = ""  # id of an unconfirmed replacement: this task is in limbo
     after: str = ""  # id of the active task this one succeeds
     arguments: str = ""  # fingerprint of the arguments behind an idempotency key
-    since: int = 0  # when the first of the tasks was created that this one stands in for
-    #: Of a task that waits: until when whoever has its message is believed alive. 0: nobody has
-    #: it, as far as is known, so that it waits in the broker.
+    since: int = 0  # when the first of the tasks was created that this one replaces
+    #: Of a task that waits: until when the worker that holds its message is believed alive. 0: no
+    #: worker is known to hold it, so it waits in the broker.
     held_until: int = 0
 
     @property
@@ -124,12 +123,12 @@ class TaskEntry:
 
     @property
     def queue_named(self) -> bool:
-        """The call itself said where its message goes."""
+        """The call itself named the queue of its message."""
         return QUEUE_NAMED in self.keep
 
     @property
     def ending(self) -> bool:
-        """The body is over and callers see the final state, the result is not settled."""
+        """The body has finished and callers see the final state; the result is not settled."""
         return "e" in self.flags
 
     @property
@@ -144,22 +143,22 @@ class TaskEntry:
 
     @property
     def expected(self) -> bool:
-        """It took the place of a task in a canvas, whose message has yet to be reached: its
-        result must be stored before its record goes."""
+        """It replaced a task in a canvas whose message has yet to arrive: its result must be
+        stored before its record is deleted."""
         return "f" in self.flags
 
     @property
     def released(self) -> bool:
-        """An operator let go of it: it blocks nobody and no renewal revives it."""
+        """Released by an operator: it blocks no call, and no renewal revives it."""
         return "o" in self.flags
 
     @property
     def rejected(self) -> bool:
-        """It has ended, and its message was rejected: that may come back, and then runs."""
+        """It has ended, and its message was rejected: if redelivered, it runs."""
         return "j" in self.flags
 
     def is_abandoned(self, now: int) -> bool:
-        """Whether it waits, and whoever had its message is believed dead."""
+        """Whether it waits, and the worker that held its message is believed dead."""
         return self.waiting and 0 < self.held_until <= now
 
     def flag(self, letter: str) -> None:
@@ -176,10 +175,10 @@ class TaskEntry:
         return self.stored_state
 
     def counts_as(self, now: int) -> str:
-        """Letters of every state this task stands for when a call asks.
+        """Letters of every state that this task counts as for a call.
 
-        A pending task also counts as the state that it is about to enter: its
-        message may already be on the way.
+        A pending task also counts as the state that it is about to enter: its message may be
+        published already.
         """
         waiting = "s" if self.eta > now else "w"
         if self.pending:
@@ -235,18 +234,18 @@ _MARK_VALUES = (str, int, str)
 
 
 MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
-#: No task has this id: under it a packed record says until when there are marks beside it, and how
-#: many. A release that knows nothing of them takes it for a mark, which it keeps.
+#: No task has this id: under it a packed record has the latest deadline of the marks beside it,
+#: and their number. An older release takes it for a mark, and keeps it.
 BESIDE = ""
 
 
 @dataclass(slots=True)
 class Mark:
-    """What is left of an id whose message may still arrive."""
+    """The trace of an id whose message may still arrive."""
 
     kind: str
     until: int
-    by: str = ""  # of a superseded id: the id that took its place
+    by: str = ""  # of a superseded id: the id that replaced it
 
     def packed(self) -> list[Any]:
         return [self.kind, self.until, self.by] if self.by else [self.kind, self.until]
@@ -256,14 +255,14 @@ class Mark:
         return cls(*typed(values[:3], _MARK_VALUES))
 
 
-#: How many marks a record holds itself. Further ones lie beside it, where an act finds those that
-#: it needs by their ids: a key whose task was replaced 100,000 times costs no more than any other.
+#: How many marks a record holds itself. Further ones are stored beside it, where an act finds those
+#: that it needs by id: a key whose task was replaced 100,000 times costs no more than any other.
 MARKS_INLINE = 16
 #: A longer id has no room in a column: its mark stays in the record.
 LONGEST_ID = 255
-#: Of the marks beside a record, how many are looked at when one is added: those that have lapsed
-#: are deleted. More than one, so that they become fewer.
-LOOKED_AT = 3
+#: How many of the marks beside a record are checked when one is added: those that have lapsed are
+#: deleted. More than one, so that they become fewer.
+CHECKED = 3
 
 
 class MarksBeside(Protocol):
@@ -273,13 +272,13 @@ class MarksBeside(Protocol):
         """The mark, lapsed or not."""
 
     def put(self, task_id: str, mark: Mark) -> None:
-        """Store it, in the place of an older one."""
+        """Store it, and overwrite an older one."""
 
     def remove(self, task_id: str) -> Mark | None:
-        """Delete it; None where there is none."""
+        """Delete it; None if there is none."""
 
     def forget_lapsed(self, now: int) -> int:
-        """Delete some of those that have lapsed, where nobody else does so: how many."""
+        """Delete some lapsed ones, unless the store expires them; returns how many."""
 
     def clear(self) -> None:
         """Delete all: they have lapsed."""
@@ -299,9 +298,9 @@ class MarksInMemory:
         return self._marks.pop(task_id, None)
 
     def forget_lapsed(self, now: int) -> int:
-        """In turn: what has not lapsed comes last."""
+        """In turn: one that has not lapsed moves to the end."""
         lapsed = 0
-        for _ in range(min(LOOKED_AT, len(self._marks))):
+        for _ in range(min(CHECKED, len(self._marks))):
             task_id, mark = self._marks.popitem(last=False)
             if mark.until <= now:
                 lapsed += 1
@@ -315,23 +314,23 @@ class MarksInMemory:
 
 @dataclass(slots=True)
 class Record:
-    """Everything a store knows of one key."""
+    """Everything that a store holds of one key."""
 
     token: int = 0
     tasks: dict[str, TaskEntry] = field(default_factory=dict)
     marks: dict[str, Mark] = field(default_factory=dict)
     following: Following | None = None
-    #: The followers themselves, of whom ``following`` is the summary. Only in an act: a record
-    #: that was read has the summary alone, for they may be many.
+    #: The followers themselves, of which ``following`` is the summary. Only in an act: a record
+    #: that was read has the summary alone, since they may be many.
     followers: MutableMapping[str, Joined] = field(default_factory=dict)
     #: The latest deadline of the marks beside the record; 0: there are none.
     more_until: int = 0
-    #: How many there are, or more: of those that have lapsed some may be counted, others not.
+    #: Their approximate number: some lapsed ones are counted, others are not.
     more_marks: int = field(default=0, compare=False)
-    #: Those marks. Only in an act, as the followers.
+    #: Those marks. Only in an act, like the followers.
     beside: MarksBeside = field(default_factory=MarksInMemory, compare=False)
 
-    #: Of a walk: why nothing else of the record is known. Empty: it can be read.
+    #: In a walk: why the record cannot be read. Empty: it can.
     unreadable: str = ""
 
     def __bool__(self) -> bool:
@@ -357,7 +356,7 @@ class Record:
         self.more_until = max(self.more_until, mark.until)
 
     def drop_mark(self, task_id: str, now: int) -> Mark | None:
-        """The mark that was dropped; None: there was none, or it had lapsed."""
+        """Remove the mark; returns it, or None if there was none or it had lapsed."""
         mark = self.marks.pop(task_id, None)
         if mark is None and self.more_until:
             mark = self.beside.remove(task_id)
@@ -368,12 +367,12 @@ class Record:
         return mark if mark is not None and mark.until > now else None
 
     def purge(self, now: int) -> None:
-        """Forget what has lapsed: to every act, lapsed and absent are the same."""
+        """Remove what has lapsed: to every act, lapsed and absent are the same."""
         lapsed = {i: task.by for i, task in self.tasks.items() if task.lease <= now}
         for task_id in lapsed:
             del self.tasks[task_id]
         for task in self.tasks.values():
-            # A replacement that has lapsed leaves what it stood in for to its own, if any.
+            # What a lapsed replacement replaced now waits for the replacement's own, if any.
             while task.by in lapsed:
                 task.by = lapsed[task.by]
         for task_id in [i for i, mark in self.marks.items() if mark.until <= now]:

@@ -1,9 +1,8 @@
-"""Who follows the tasks of a key: duplicates that take over the outcome of their holder.
+"""Followers of the tasks of a key: duplicates that share the outcome of their holder.
 
-A follower belongs to a *group*, and the group says whom its members follow. So all of them
-come to follow another task in one write, however many they are. What every act needs to know
-of followers (the groups and their sizes) is a small part of the key's record; the followers
-themselves, with their whole messages, lie beside it and are read only where they are told of.
+A follower belongs to a *group*, and the group has a holder. So any number of them can follow
+another task with one write. The groups and their sizes are a small part of the key's record; the
+followers, with their whole messages, are stored beside it and read only when they are needed.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 from celery_unique.exceptions import UnreadableRecord
 from celery_unique.keys.digest import short_key
 
-#: How long followers are kept beyond the moment at which a worker should have looked after
-#: them. All workers may be down for a long weekend, and a follower that is lost is a lost task;
-#: but their messages hold arguments, which must not lie around for longer than that takes.
+#: How long followers are kept beyond the time at which a worker should have reaped them. All
+#: workers may be down for a long weekend, and a lost follower is a lost task; but their messages
+#: contain arguments, which must not be kept for longer than that.
 KEPT_MS = 3 * 24 * 3_600_000
 
 
-#: What reading a record raises that something else has written.
+#: What reading a record raises that another program has written.
 UNREADABLE = (
     *(ValueError, TypeError, KeyError, IndexError),
     *(AttributeError, RecursionError, OverflowError),
@@ -28,9 +27,9 @@ UNREADABLE = (
 
 
 def typed(values: list[Any], kinds: tuple[type, ...]) -> list[Any]:
-    """The values, if they have these types: what is wrong must show here, and not in an act."""
+    """The values, if they have these types: a wrong one must fail here, not in an act."""
     if type(values) is not list:
-        raise ValueError("it is no list of values")
+        raise ValueError("it is not a list of values")
     for n, (value, kind) in enumerate(zip(values, kinds, strict=False)):
         if type(value) is kind:
             continue
@@ -42,13 +41,13 @@ def typed(values: list[Any], kinds: tuple[type, ...]) -> list[Any]:
 
 
 def unreadable(key: str, why: str | Exception, store: str) -> UnreadableRecord:
-    """The error of every act on the key."""
+    """The error of acts on a key whose record cannot be read."""
     if isinstance(why, Exception):
         why = f"{type(why).__name__}: {why}" if isinstance(why, ValueError) else type(why).__name__
     short = short_key(key)
     return UnreadableRecord(
         f"What the lock store {store} holds of key {short} cannot be read: {why}. Another program "
-        "or an incompatible release wrote it. Other keys are not concerned. Delete it with: "
+        "or an incompatible release wrote it. Other keys are not affected. Delete it with: "
         f"celery -A APP unique release {short}",
         store=store,
         key=key,
@@ -57,10 +56,10 @@ def unreadable(key: str, why: str | Exception, store: str) -> UnreadableRecord:
 
 @dataclass(slots=True)
 class Follower:
-    """A follower as it is told of."""
+    """A follower as stores return it."""
 
     holder: str  # id of the task whose outcome becomes its own
-    message: str  # its whole message, by which anyone can publish or complete it
+    message: str  # its whole message, to publish or complete it
     promoted: bool = False  # it has become a task of the key itself, and is not confirmed yet
 
 
@@ -104,11 +103,11 @@ class Group:
 
 @dataclass(slots=True)
 class Following:
-    """What the record of a key holds of its followers. None of them: there is no such part."""
+    """The summary of a key's followers in its record. A key without followers has none."""
 
-    due_at: int = 0  # when a worker should look after them
-    reaper: str = ""  # the worker that does so now ...
-    reaper_until: int = 0  # ... and until when the others leave them to it
+    due_at: int = 0  # when a worker should reap them
+    reaper: str = ""  # the worker that reaps them now ...
+    reaper_until: int = 0  # ... and until when its claim lasts
     groups: dict[str, Group] = field(default_factory=dict)
     promoted: dict[str, int] = field(default_factory=dict)  # id: when
 
@@ -130,7 +129,7 @@ class Following:
         return str(number)
 
     def holder_of(self, follower_id: str, joined: Joined) -> str:
-        """Whom it follows; a promoted one is on its own."""
+        """The id of the task that it follows; a promoted one follows itself."""
         return self.groups[joined.group].holder if joined.group else follower_id
 
     def packed(self) -> dict[str, Any]:

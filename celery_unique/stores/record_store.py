@@ -1,4 +1,4 @@
-"""Stores that run the acts in Python: all they add is how a record is swapped."""
+"""Base class of stores that run the acts in Python."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RecordedStore(ABC):
     def _act(self, key: str, act: Callable[[Record, int], Reply]) -> Reply:
         """Run ``act(record, now_us)`` on the key's record and store what it left.
 
-        Nobody else may see or change the record in between. ``act`` may be run
-        again on a fresh record, so it must have no effect but on its record.
+        No other process may see or change the record in between. ``act`` may run again on a fresh
+        record, so it must have no other effect.
         """
 
     def acquire(self, key: str, claim: Claim) -> Acquired:
@@ -112,7 +112,7 @@ class RecordedStore(ABC):
 
 
 def _or_unreadable(act: Callable[[], Reply]) -> Reply | UnreadableRecord:
-    """One of several: a record that cannot be read concerns no other key."""
+    """One of several: a record that cannot be read affects no other key."""
     try:
         return act()
     except UnreadableRecord as error:

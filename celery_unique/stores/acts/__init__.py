@@ -1,11 +1,11 @@
 """The acts of the lock protocol as plain functions over one record.
 
-A store that can run Python next to its data (memory, SQL by compare-and-set)
-calls these; the Redis store has the same rules as Lua, and one state machine
-holds all of them against a model. Nothing here reads a clock or does I/O.
+A store that can run Python next to its data (memory, SQL by compare-and-set) calls these; the
+Redis store has the same rules as Lua, and a state machine compares all of them with a model.
+Nothing here reads a clock or does I/O.
 
-Each function gets the record, what is asked, and the store's clock ``now`` in
-milliseconds. It first forgets what has lapsed, then changes the record in place.
+Each function gets the record, its arguments, and the store's clock ``now`` in milliseconds. It
+first removes what has lapsed, then changes the record in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""acquire: is a call admitted, in whose place, and who is in its way?"""
+"""acquire: whether a call is admitted, what it replaces, and what blocks it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery_unique.stores.base import Acquired, Claim, holder_of
 from celery_unique.stores.record import Record, TaskEntry
 
 from .followers import attach, attached_to, set_due_time, stop_following
-from .replace import in_limbo, stands_in_for
+from .replace import in_limbo, replaced_by
 
 REPLACING = ("replace", "replace_except_schedule")
 
@@ -18,11 +18,11 @@ def acquire(record: Record, claim: Claim, now: int) -> Acquired:
     joined_to = attached_to(record, claim.task_id, now) if claim.join else ""
     if joined_to:
         return Acquired("joined", holder_of(joined_to, record.tasks[joined_to], now), now)
-    if claim.again and _goes_on(record, claim, now):
+    if claim.again and _readmit(record, claim, now):
         return _created(record, claim, now)
     own = record.tasks.get(claim.task_id)
     if own is not None and not own.terminal:
-        # Two messages of one id would share one record and could not be told apart.
+        # Two messages of one id would share one record and could not be distinguished.
         return _conflict(record, claim, claim.task_id, now)
     blockers = _blockers(record, claim, now)
     kept = _kept_from(record, claim, blockers)
@@ -32,7 +32,7 @@ def acquire(record: Record, claim: Claim, now: int) -> Acquired:
     waiting = [i for i in blockers if not record.tasks[i].running and not record.tasks[i].terminal]
     after = _predecessor(record, claim, active, waiting, now)
     if after or not blockers or (claim.on_conflict in REPLACING and not active):
-        return _stand_in(record, claim, [i for i in waiting if i != after], after, now)
+        return _create_replacing(record, claim, [i for i in waiting if i != after], after, now)
     return _conflict(record, claim, (active or blockers)[-1], now)
 
 
@@ -45,7 +45,7 @@ def _predecessor(
     if active:
         return active[-1] if claim.on_conflict == "rerun" else ""
     if claim.on_conflict in REPLACING and claim.max_wait_ms:
-        # Pushed back for long enough: in a slow queue calls would else replace it for ever.
+        # Postponed for max_wait: otherwise calls could replace it forever in a slow queue.
         return next((i for i in waiting if _is_overdue(record.tasks[i], claim, now)), "")
     return ""
 
@@ -76,12 +76,12 @@ def _outcome(
     return "ended" if task.terminal and not task.ending else "joined"
 
 
-def _goes_on(record: Record, claim: Claim, now: int) -> bool:
-    """The attempt was admitted before: its message may go out, nothing new begins."""
+def _readmit(record: Record, claim: Claim, now: int) -> bool:
+    """Renew the grace of an attempt that was admitted before; False if it was not."""
     own = record.tasks.get(claim.task_id)
     if own is None:
-        # Over already: a copy ran to its end, or it was revoked or superseded. The
-        # mark must stay, or the message of this attempt would run it once more.
+        # It has finished, since a copy ran, or it was revoked or superseded. The mark must
+        # stay, or the message of this attempt would run it once more.
         mark = record.mark_of(claim.task_id, now)
         return mark is not None and mark.kind != "withdrawn"
     if own.pending:
@@ -91,14 +91,14 @@ def _goes_on(record: Record, claim: Claim, now: int) -> bool:
 
 def _created(record: Record, claim: Claim, now: int) -> Acquired:
     own = record.tasks.get(claim.task_id)
-    replaced = tuple(sorted(stands_in_for(record, claim.task_id)))
+    replaced = tuple(sorted(replaced_by(record, claim.task_id)))
     followers = tuple(i for i in replaced if record.tasks[i].in_canvas)
     after, eta = (own.after, own.eta) if own is not None else ("", 0)
     return Acquired("created", None, now, replaced, after, eta, followers)
 
 
 def _blockers(record: Record, claim: Claim, now: int) -> list[str]:
-    """Every task that is in the way, the one to name last: the newest."""
+    """Every task that blocks the call, the newest last."""
     found = [
         task_id
         for task_id, task in record.tasks.items()
@@ -108,8 +108,8 @@ def _blockers(record: Record, claim: Claim, now: int) -> list[str]:
 
 
 def _kept_from(record: Record, claim: Claim, blockers: list[str]) -> str:
-    """Behind an idempotency key: the task that nothing may replace or follow, since it is
-    other work, or the same work and done."""
+    """Behind an idempotency key: the task that nothing may replace or follow, since it is other
+    work, or the same work and done."""
     for task_id in reversed(blockers):
         task = record.tasks[task_id]
         if task.arguments != claim.arguments or (claim.arguments and task.terminal):
@@ -117,8 +117,10 @@ def _kept_from(record: Record, claim: Claim, blockers: list[str]) -> str:
     return ""
 
 
-def _stand_in(record: Record, claim: Claim, waiting: list[str], after: str, now: int) -> Acquired:
-    """Create the task; those that wait go into limbo until it is published."""
+def _create_replacing(
+    record: Record, claim: Claim, waiting: list[str], after: str, now: int
+) -> Acquired:
+    """Create the task; the waiting ones are in limbo until it is published."""
     task = _create(record, claim, now)
     task.after = after
     replaced = [record.tasks[i] for i in waiting]
@@ -161,8 +163,8 @@ def _create(record: Record, claim: Claim, now: int) -> TaskEntry:
     )
     if claim.canvas:
         task.flag("c")
-    # A mark would drop the new message at the gate, and an older message of this
-    # id may still arrive: forget the mark, remember that there may be two.
+    # A mark would drop the new message at the gate, and an older message of this id may still
+    # arrive: drop the mark, record that there may be two.
     was_known = record.drop_mark(claim.task_id, now) or record.tasks.pop(claim.task_id, None)
     if was_known:
         task.flag("m")

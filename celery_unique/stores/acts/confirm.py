@@ -1,4 +1,4 @@
-"""What a caller does after it was admitted, and what lets go of a task from outside."""
+"""Acts of a caller after acquire, and of an operator: confirm, give_back, help, cancel, release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from celery_unique.stores.record import Mark, Record
 
 from .followers import move, set_due_time, stop_following
-from .replace import bring_back, finalise, in_limbo
+from .replace import finalise, in_limbo, restore_replaced
 
 
 def confirm(record: Record, task_id: str, lease_ms: int, now: int) -> None:
@@ -22,7 +22,7 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
     task.state = "w"
     task.lease = max(now, task.eta) + lease_ms
     finalise(record, task_id, now + lease_ms, now)
-    stop_following(record, task_id)  # it was promoted: its message is out
+    stop_following(record, task_id)  # it was promoted, and its message is published
     set_due_time(record, now)
 
 
@@ -31,9 +31,9 @@ def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     task = record.tasks.get(task_id)
     if task is None or not task.pending or task.copies:
         return False
-    bring_back(record, task_id, now + mark_ms)
+    restore_replaced(record, task_id, now + mark_ms)
     del record.tasks[task_id]
-    # The publish raised, yet it may have landed: the gate must drop that message.
+    # The publish failed, but the message may have arrived: the gate must drop it.
     record.put_mark(task_id, Mark("withdrawn", now + mark_ms), now)
     set_due_time(record, now)
     return True
@@ -51,11 +51,11 @@ def help_holder(
     if not task.pending and not abandoned:
         return "published"
     if task.released or in_limbo(record, task):
-        return "again"  # a copy would run under a lock that blocks nobody
+        return "again"  # a copy would run under a lock that blocks no call
     if task.in_canvas:
         return "again"  # a copy would run without the callbacks that wait for its id
     task.flag("m")
-    if abandoned:  # one copy is enough, unless this caller dies before it has published it
+    if abandoned:  # one copy is enough, unless this caller dies before its publish
         task.held_until = now + claim_ms
     return "go"
 
@@ -67,15 +67,15 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
         alive = task.running and task.delivery_lease > now
         if alive or task.terminal:
             return "active"
-        bring_back(record, task_id, now + mark_ms)
+        restore_replaced(record, task_id, now + mark_ms)
         del record.tasks[task_id]
         stop_following(record, task_id)
     mark = record.mark_of(task_id, now)
     follows = record.following is not None and task_id in record.followers
     if follows:
-        move(record, task_id, task_id)  # nobody's follower: whoever looks finds it revoked
+        move(record, task_id, task_id)  # it follows itself, so that the reaper finds it revoked
     elif mark is not None and mark.kind == "done":
-        return "active"  # it has ended: a second message of it is no revoked task
+        return "active"  # it has ended: a second message of it is not a revoked task
     until = max(now + mark_ms, mark.until if mark is not None else 0)
     record.put_mark(task_id, Mark("revoked", until), now)
     set_due_time(record, now)

@@ -1,4 +1,4 @@
-"""Followers: who follows which task, and when somebody should look after them."""
+"""Followers: which task each follows, and when a worker should reap them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_unique.stores.record_followers import Follower, Following, Joined
 
 
 def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
-    """The call follows the holder, whomever it followed before."""
+    """Let the call follow the holder, whichever task it followed before."""
     stop_following(record, claim.task_id)
     if record.following is None:
         record.following = Following()
@@ -30,12 +30,12 @@ def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
 
 
 def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
-    """The task of a message in hand follows the holder, or whatever took the place of that."""
+    """Let the task of a received message follow the holder, or what replaced that."""
     record.purge(now)
     if claim.task_id in record.tasks:
         return False
     seen = {claim.task_id}
-    for _ in range(100):  # not for ever: an orphan follows another task when it is looked after
+    for _ in range(100):  # bounded: the reaper lets an orphan follow another task
         mark = record.mark_of(holder, now)
         if mark is None or not mark.by or mark.by in seen:
             break
@@ -46,7 +46,7 @@ def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
 
 
 def attached_to(record: Record, follower_id: str, now: int) -> str:
-    """The living task that it follows; itself, where it is promoted; empty for none."""
+    """The living task that it follows; itself, if it is promoted; empty for none."""
     following = record.following
     joined = record.followers.get(follower_id) if following else None
     if following is None or joined is None:
@@ -56,7 +56,7 @@ def attached_to(record: Record, follower_id: str, now: int) -> str:
 
 
 def stop_following(record: Record, follower_id: str) -> None:
-    """It has its result, or is on its own: a task that is published, runs or has ended."""
+    """Remove a follower that has its result, or is a task that is published, runs or has ended."""
     following = record.following
     joined = record.followers.pop(follower_id, None) if following else None
     if following is not None and joined is not None:
@@ -73,7 +73,7 @@ def leave_group(following: Following, follower_id: str, joined: Joined) -> None:
 
 
 def move(record: Record, follower_id: str, holder: str) -> None:
-    """One follower alone follows another task; it may have been promoted before."""
+    """Let one follower follow another task; it may have been promoted before."""
     following = record.following
     joined = record.followers.get(follower_id)
     if following is None or joined is None:
@@ -85,7 +85,7 @@ def move(record: Record, follower_id: str, holder: str) -> None:
 
 
 def follow_instead(record: Record, holder: str, other: str) -> None:
-    """All who followed the one follow the other."""
+    """Let all followers of one task follow another."""
     if record.following is not None:
         for name in record.following.groups_of(holder):
             record.following.groups[name].holder = other
@@ -113,11 +113,11 @@ def followers_of(record: Record, holder: str | None, now: int) -> list[tuple[str
     if following is None:
         return []
     found = sorted(record.followers.items(), key=age)
-    told = [
+    followers = [
         (i, Follower(following.holder_of(i, joined), joined.message, not joined.group))
         for i, joined in found
     ]
-    return [(i, one) for i, one in told if holder is None or (one.holder == holder != i)]
+    return [(i, one) for i, one in followers if holder is None or (one.holder == holder != i)]
 
 
 def age(follower: tuple[str, Joined]) -> tuple[int, str]:
@@ -126,11 +126,11 @@ def age(follower: tuple[str, Joined]) -> tuple[int, str]:
 
 
 def set_due_time(record: Record, now: int) -> None:
-    """Set when somebody should look after the followers: at the first moment at which one of
-    them may have lost its holder.
+    """Set when a worker should reap the followers: at the first moment at which one of them may
+    have lost its holder.
 
-    Called by every act that changes what they wait for, but never for a longer lease: then
-    somebody looks too early, finds the holder alive and comes again.
+    Called by every act that changes what they wait for, but never for a longer lease: then a
+    reaper comes too early, finds the holder alive and comes again.
     """
     following = record.following
     if not following:
@@ -147,7 +147,7 @@ def set_due_time(record: Record, now: int) -> None:
 
 
 def orphaned_at(record: Record, task_id: str, now: int) -> int:
-    """Until when the task is sure to be there for its followers; now, if it is not."""
+    """Until when the task is certain to serve its followers; now, if it is not."""
     task = record.tasks.get(task_id)
     if task is None:
         return now
@@ -156,5 +156,5 @@ def orphaned_at(record: Record, task_id: str, now: int) -> int:
         return min(task.lease, runs)
     if task.terminal:
         return now
-    # An operator let go of it, perhaps for its message is lost: unless it runs, nobody waits.
+    # Released by an operator, perhaps because its message is lost: it counts only while it runs.
     return min(task.lease, runs) if task.released else task.lease

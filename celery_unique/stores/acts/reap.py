@@ -1,4 +1,4 @@
-"""Followers whose holder died or went away, and what becomes of them."""
+"""Followers that have lost their holder: reap and promote."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def promote(
         return "gone"
     holder = following.holder_of(follower_id, joined)
     if orphaned_at(record, holder, now) > now:
-        # Promoted by this reaper before, whose answer may have been lost: publish it again.
+        # This reaper promoted it before and may have lost the reply: publish it again.
         mine = following.reaper == reaper and following.reaper_until > now
         return "follows" if joined.group else "publish" if mine else "gone"
     other = _other_task(record, (follower_id, holder), joined.arguments, now)
     if other:
         follow_instead(record, holder, other)
         if not joined.group:
-            # Its message may have gone out: the gate drops it, for the result comes from the other.
+            # Its message may be published: the gate drops it. The result comes from the other.
             record.tasks.pop(follower_id, None)
             record.put_mark(follower_id, Mark("done", now + mark_ms), now)
             move(record, follower_id, other)
@@ -102,7 +102,7 @@ def _rank(task: TaskEntry, now: int) -> int:
 
 
 def _become_task(record: Record, follower_id: str, joined: Joined, grace_ms: int, now: int) -> None:
-    """Its message stays stored until it is confirmed: whoever publishes it may die before."""
+    """Its message stays stored until it is confirmed: its publisher may die before."""
     record.tasks[follower_id] = TaskEntry(
         state="p",
         created_at=now,

@@ -1,4 +1,4 @@
-"""Tasks that another one stands in for, and what becomes of them."""
+"""Tasks that another one replaces: in limbo until that is published, then removed or restored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .followers import follow_instead
 
 
 def in_limbo(record: Record, task: TaskEntry) -> bool:
-    """Whether a replacement that is not published yet stands in for the task: it blocks
-    nobody and does not start, but it is not gone either."""
+    """Whether a replacement of the task exists that is not published yet: it neither blocks a
+    call nor starts, but it is not gone either."""
     while task.by:
         replacement = record.tasks.get(task.by)
         if replacement is None:
@@ -20,8 +20,8 @@ def in_limbo(record: Record, task: TaskEntry) -> bool:
     return False
 
 
-def stands_in_for(record: Record, task_id: str) -> list[str]:
-    """Every task in limbo under this one, down the chain."""
+def replaced_by(record: Record, task_id: str) -> list[str]:
+    """Every task that this one replaces, down the chain."""
     found = [task_id]
     for replacement in found:
         found += [i for i, task in record.tasks.items() if task.by == replacement and i != task_id]
@@ -29,11 +29,11 @@ def stands_in_for(record: Record, task_id: str) -> list[str]:
 
 
 def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
-    """The task is published or runs: what it stands in for, down the chain, is over.
+    """The task is published or runs: remove what it replaces, down the chain.
 
-    Their messages are still out there, so each leaves a mark for the gate.
+    Their messages are still in the broker, so each leaves a mark for the gate.
     """
-    for other_id in stands_in_for(record, task_id):
+    for other_id in replaced_by(record, task_id):
         other = record.tasks[other_id]
         if not other.running:
             del record.tasks[other_id]
@@ -44,9 +44,9 @@ def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
             follow_instead(record, other_id, task_id)
 
 
-def bring_back(record: Record, task_id: str, lease_until: int) -> None:
-    """The replacement will not run: what it stood in for is back where it was, or waits for
-    the replacement's own."""
+def restore_replaced(record: Record, task_id: str, lease_until: int) -> None:
+    """The replacement will not run: restore what it replaced, or leave it to the replacement's
+    own."""
     own_replacement = record.tasks[task_id].by
     for other in record.tasks.values():
         if other.by == task_id:

@@ -1,4 +1,4 @@
-"""What a worker does with a task: start, renew, retry, end."""
+"""Acts of a worker: start, renew, retry, finish, settle, forget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery_unique.stores.base import Finish, Finished, Held, Start, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry, is_kept
 
 from .followers import is_followed, number_of_followers, set_due_time, stop_following
-from .replace import bring_back, finalise, in_limbo
+from .replace import finalise, in_limbo, restore_replaced
 
 
 def start(record: Record, start: Start, now_us: int) -> Started:
@@ -35,7 +35,7 @@ def start(record: Record, start: Start, now_us: int) -> Started:
         task = _from_header(start, now)
         record.tasks[start.task_id] = task
     elif task.delivery:
-        task.flag("m")  # taken over: the first delivery's message may come back
+        task.flag("m")  # taken over: the first delivery's message may be redelivered
     record.token = max(record.token + 1, now_us)
     task.state = "r"
     task.unflag("e")
@@ -44,8 +44,8 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     task.held_until = 0
     task.delivery = start.delivery
     task.delivery_lease = now + start.run_lease_ms
-    # A record made here may be nobody's: of a start that timed out and landed after the
-    # task's end. So it stays only if it is renewed.
+    # A start that timed out may arrive after the task's end: a record created here stays only
+    # if it is renewed.
     task.lease = now + (start.run_lease_ms if lost else start.lease_ms)
     task.token = record.token
     finalise(record, start.task_id, now + start.mark_ms, now)
@@ -60,7 +60,7 @@ def _predecessor_lives(record: Record, task: TaskEntry) -> bool:
 
 
 def _from_header(start: Start, now: int) -> TaskEntry:
-    """A task whose record lapsed or was lost is never dropped: it was admitted once."""
+    """A task whose record lapsed or was lost is never dropped: it was admitted before."""
     created_at = start.created_at or now
     return TaskEntry(
         state="r",
@@ -87,7 +87,7 @@ def renew(record: Record, held: Held, now: int) -> int:
             task.flag("m")
         return 1 + number_of_followers(record, held.task_id)
     mark = record.mark_of(held.task_id, now)
-    if mark is not None:  # beside a kept task too: this message must still meet it
+    if mark is not None:  # also beside a kept task: this message must still find it
         until = max(mark.until, now + held.lease_ms)
         record.put_mark(held.task_id, replace(mark, until=until), now)
     has_started = task is not None and task.delivery and task.delivery == held.waits_as
@@ -99,7 +99,7 @@ def renew(record: Record, held: Held, now: int) -> int:
         if held.held_ms and not task.running:
             task.held_until = max(task.held_until, now + held.held_ms)
         if pending:
-            task.state = "w"  # a message in hand has been published
+            task.state = "w"  # a received message has been published
             finalise(record, held.task_id, now + held.lease_ms, now)
             stop_following(record, held.task_id)
             set_due_time(record, now)
@@ -138,14 +138,14 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
         followed = task.expected or is_followed(record, finish.task_id)
     stop_following(record, finish.task_id)
     if finish.settle_later or task.copies or followed:
-        # Callers see the final state from here on, but the record stays until the
-        # result is stored: a redelivery in between must still find it.
+        # Callers see the final state from here on, but a redelivery before the result is stored
+        # must still find the record.
         task.state = LETTER_OF[finish.state]
         task.delivery = finish.delivery
         task.flag("e")
-        if is_kept(finish.state, task.keep):  # also if nobody lives to settle it
+        if is_kept(finish.state, task.keep):  # even if no worker lives to settle it
             task.lease = max(task.lease, _kept_until(task, finish, now))
-        if followed:  # nobody else completes them while this delivery is believed alive
+        if followed:  # no other worker completes them while this delivery is believed alive
             task.delivery_lease = max(task.delivery_lease, now + finish.run_lease_ms)
         set_due_time(record, now)
         return Finished("ended", True, task.duplicates, followed)
@@ -156,16 +156,16 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
 
 
 def _end_limbo(record: Record, finish: Finish, now: int) -> None:
-    """A task ends of which the store never heard that it was published: what it stands in
-    for is over if it ran, and is back if it did not."""
+    """The task's publish was never confirmed: it has replaced others if it ran, else they are
+    restored."""
     if finish.state is State.CANCELLED:
-        bring_back(record, finish.task_id, now + finish.mark_ms)
+        restore_replaced(record, finish.task_id, now + finish.mark_ms)
     else:
         finalise(record, finish.task_id, now + finish.mark_ms, now)
 
 
 def _may_finish(task: TaskEntry, finish: Finish) -> bool:
-    if not task.delivery:  # never started here: revoked or expired, or the gate was blind
+    if not task.delivery:  # revoked, expired, or started while the store was unavailable
         return not task.terminal and finish.token in (0, task.token)
     return task.delivery == finish.delivery and (task.running or task.ending)
 

@@ -1,4 +1,4 @@
-"""What is asked of a Redis server, and what it means for locks."""
+"""Diagnosis of a Redis server: its configuration, and what that means for locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_unique.stores.failover import ServerFacts
 
 __all__ = ["QUESTIONS", "Diagnosis", "diagnosis_of", "diagnosis_of_all", "server_facts"]
 
-#: Answers to these make the diagnosis; an answer may be an error of a user without the rights.
+#: A diagnosis is made of the replies; one may be an error, if the user lacks a permission.
 QUESTIONS: tuple[tuple[str, ...], ...] = (("INFO",), ("CONFIG", "GET", "save"))
 
 OLDEST = (6, 2)
@@ -21,7 +21,7 @@ ROLES = {"master": "primary", "slave": "replica"}
 
 def diagnosis_of(replies: list[Any]) -> Diagnosis:
     if isinstance(replies[0], Exception):
-        return Diagnosis(findings=(_may_not_ask(replies[0]),))
+        return Diagnosis(findings=(_not_allowed(replies[0]),))
     info = _parsed(replies[0])
     snapshots = _snapshots(replies[1])
     findings = (*_version(info), *_role(info), *_eviction(info), *_persistence(info, snapshots))
@@ -29,30 +29,30 @@ def diagnosis_of(replies: list[Any]) -> Diagnosis:
 
 
 def diagnosis_of_all(replies: Mapping[str, list[Any]]) -> Diagnosis:
-    """Of primaries that others can take the place of, by name. Their findings name them."""
+    """Of primaries that can fail over, by name. Their findings name them."""
     servers: dict[str, dict[str, str]] = {}
     found: dict[Finding, list[str]] = {}
     for name, of_one in replies.items():
-        told = diagnosis_of(of_one)
-        findings, servers[name] = told.findings, told.facts
-        if told.facts:
+        one = diagnosis_of(of_one)
+        findings, servers[name] = one.findings, one.facts
+        if one.facts:
             info = _parsed(of_one[0])
             facts = server_facts(name, info)
             findings += tuple(_replicas(facts))
-            servers[name] = told.facts | _facts_of_a_primary(facts, info)
+            servers[name] = one.facts | _facts_of_a_primary(facts, info)
         for finding in findings:
             found.setdefault(finding, []).append(name)
     return Diagnosis(
         "network",
         {"servers": f"{len(servers)} {'primary' if len(servers) == 1 else 'primaries'}"},
-        # What is the same for all of them is said once.
+        # A finding that several servers share is reported once.
         tuple(replace(one, message=f"{', '.join(on)}: {one.message}") for one, on in found.items()),
         servers,
     )
 
 
 def server_facts(name: str, info: bytes | dict[str, str]) -> ServerFacts:
-    """What a server's INFO, or its section on replication, says."""
+    """From a server's INFO, or its section on replication."""
     facts = _parsed(info) if isinstance(info, bytes) else info
     return ServerFacts(
         name,
@@ -71,10 +71,10 @@ def _facts_of_a_primary(facts: ServerFacts, info: dict[str, str]) -> dict[str, s
 
 
 def _connected(info: dict[str, str]) -> Iterator[str]:
-    """The replicas, as the primary sees them: where they are, and what is wrong if anything."""
+    """The replicas, as the primary sees them: address, and state unless online."""
     for n in range(int(info.get("connected_slaves", 0))):
-        told = info.get(f"slave{n}", "")
-        facts = dict(part.split("=", 1) for part in told.split(",") if "=" in part)
+        replica = info.get(f"slave{n}", "")
+        facts = dict(part.split("=", 1) for part in replica.split(",") if "=" in part)
         state = facts.get("state", "?")
         place = f"{facts.get('ip', '?')}:{facts.get('port', '?')}"
         yield place if state == "online" else f"{place} ({state})"
@@ -85,18 +85,16 @@ def _replicas(facts: ServerFacts) -> Iterator[Finding]:
         yield Finding(
             "replicas",
             "warning",
-            "no replica is connected: nobody has a copy of its locks, and nobody can take its "
-            "place",
-            "start its replica, or look into that one's log for why it is not connected",
+            "no replica is connected: there is no copy of its locks, and no server can replace it",
+            "start its replica, or check in that one's log why it is not connected",
         )
 
 
-def _may_not_ask(error: Exception) -> Finding:
+def _not_allowed(error: Exception) -> Finding:
     return Finding(
         "rights",
         "note",
-        f"the server does not tell about itself ({error}), so eviction and persistence are "
-        "not checked",
+        f"the server does not allow INFO ({error}), so eviction and persistence are not checked",
         "let the user of unique_store_url run INFO",
     )
 
@@ -107,7 +105,7 @@ def _parsed(info: bytes) -> dict[str, str]:
 
 
 def _snapshots(reply: Any) -> bool | None:
-    """Whether the server writes snapshots; None where it does not tell."""
+    """Whether the server writes snapshots; None if unknown."""
     if isinstance(reply, Exception) or len(reply) < 2:
         return None
     return bool(reply[1].strip())
@@ -131,7 +129,7 @@ def _limit(info: dict[str, str]) -> str:
 
 
 def _version(info: dict[str, str]) -> Iterator[Finding]:
-    found = info.get("redis_version", "")  # Valkey tells the Redis that it is compatible with
+    found = info.get("redis_version", "")  # of Valkey: the version that it is compatible with
     try:
         major, minor = (int(part) for part in found.split(".")[:2])
     except ValueError:
@@ -156,7 +154,7 @@ def _role(info: dict[str, str]) -> Iterator[Finding]:
 
 
 def _eviction(info: dict[str, str]) -> Iterator[Finding]:
-    """Every key of ours expires, so that the volatile policies evict them as well."""
+    """Every lock expires, so the volatile policies evict them as well."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return

@@ -1,4 +1,4 @@
-"""How locks lie in Redis: one hash for each key.
+"""How locks are stored in Redis: one hash for each key.
 
 ``<key_prefix>cu:{<bucket>}:<key>``, and ``<key_prefix>cu:{<bucket>}@<namespace>:<key>`` with a
 namespace. Its fields: ``t:<id>`` for each task and ``m:<id>`` for each mark, both JSON, ``n``, the
@@ -11,8 +11,8 @@ While a key has followers its hash has a field ``f``, a second hash ``...cu:{<bu
 holds them, a field for each, and the key is in the bucket's sorted set ``...cu:{<bucket>}due``
 (both with the namespace, if any, after the word).
 
-Marks beyond the first 16 lie in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
-While there are any the record has a field ``m:`` without an id: until when, and how many.
+Marks beyond the first 16 are in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
+While there are any, the record has a field ``m:`` without an id: until when, and how many.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUCKETS = 64
 
 
 class Names(NamedTuple):
-    """What a script may touch, in the order of its KEYS."""
+    """The keys of a script, in the order of its KEYS."""
 
     record: str
     followers: str
@@ -49,7 +49,7 @@ class Layout:
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
         self._marks_tail = f"}}m{place}:"
-        #: What the names in each bucket begin with; all of it where there is one for the bucket.
+        #: The prefixes of the names in each bucket; the whole name of its due set.
         self._starts = [
             (
                 f"{self._head}{bucket}{self._tail}",
@@ -62,7 +62,7 @@ class Layout:
         self._named = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
         #: Names of recent keys: every act on a key needs them.
         self.names_of = lru_cache(maxsize=1024)(self._names_of)
-        #: For SCAN's MATCH; it may match more than ours, which ``key_of`` sorts out.
+        #: For SCAN's MATCH; it may match other names too, for which ``key_of`` returns None.
         self.pattern = f"{_literally(self._head)}*{_literally(self._tail)}*"
 
     def name_of(self, key: str) -> str:
@@ -85,7 +85,7 @@ def bucket_of(key: str) -> int:
     if version.isdecimal():
         try:
             return int(digest[:2], 16) % BUCKETS
-        except ValueError:  # not a key of this library's making
+        except ValueError:  # not a key of this library
             pass
     return zlib.crc32(key.encode()) % BUCKETS
 
