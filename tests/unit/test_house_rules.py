@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -71,3 +73,36 @@ def test_nothing_else_in_the_package_imports_the_store_contract():
     ]
 
     assert importing == []
+
+
+def own_classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def named(base: ast.expr) -> str:
+    """``Base`` for each of ``Base``, ``module.Base`` and ``Base[int]``."""
+    if isinstance(base, ast.Subscript):
+        return named(base.value)
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+
+
+def test_no_class_is_split_by_inheritance() -> None:
+    """At most one class of ours above another. Stores, and the documented tree of errors, may have
+    more: each of their classes is used by itself."""
+    bases = {node.name: [named(base) for base in node.bases] for _, node in own_classes()}
+
+    def chain(name: str) -> list[str]:
+        above = [chain(base) for base in bases.get(name, []) if base != name]
+        return [name, *max(above, key=len, default=[])] if name in bases else []
+
+    too_long = [
+        " < ".join(chain(node.name))
+        for path, node in own_classes()
+        if PACKAGE / "stores" not in path.parents
+        if len(chain(node.name)) > 2 and chain(node.name)[-1] != "CeleryUniqueError"
+    ]
+
+    assert too_long == []
