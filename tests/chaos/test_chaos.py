@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ LATE = "tests.chaos.app.late"
 @pytest.mark.server
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
-def test_nothing_is_lost_doubled_or_stuck_under_faults(broker: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_doubled_or_stuck_under_faults(broker, tmp_path):
     plan = Plan(broker=broker, seed=time.time_ns() % 10_000)
 
     report = run(plan, tmp_path, seconds=0, episode_s=2)
@@ -48,7 +47,7 @@ def test_nothing_is_lost_doubled_or_stuck_under_faults(broker: str, tmp_path: Pa
 @pytest.mark.server
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("broken", "finding"), [("acquire", "overlap"), ("renew", "lapsed")])
-def test_a_broken_store_is_found_out(broken: str, finding: str, tmp_path: Path) -> None:
+def test_a_broken_store_is_found_out(broken, finding, tmp_path):
     plan = Plan(
         broker="redis", seed=1, broken=broken, long_bodies=0.25, keys=2, calls_per_s=4, producers=2
     )
@@ -144,7 +143,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_a_run_without_incident_passes(scene: Scene) -> None:
+def test_a_run_without_incident_passes(scene):
     scene.call(1, "a")
     scene.call(1.1, "a", outcome="deduplicated")
     scene.ran(1.2, 1.4, "a")
@@ -158,26 +157,26 @@ def test_a_run_without_incident_passes(scene: Scene) -> None:
 # -- lost
 
 
-def test_an_accepted_call_that_never_ran_is_lost(scene: Scene) -> None:
+def test_an_accepted_call_that_never_ran_is_lost(scene):
     scene.call(1, "a")
 
     assert scene.violations() == ["lost"]
 
 
-def test_a_duplicate_of_a_task_that_never_ran_is_lost(scene: Scene) -> None:
+def test_a_duplicate_of_a_task_that_never_ran_is_lost(scene):
     scene.call(1, "a", outcome="deduplicated")
 
     assert scene.violations() == ["lost"]
 
 
-def test_a_retry_that_never_came_is_lost(scene: Scene) -> None:
+def test_a_retry_that_never_came_is_lost(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a", outcome="retry")
 
     assert scene.violations() == ["lost"]
 
 
-def test_an_early_acknowledged_task_may_die_with_its_process(scene: Scene) -> None:
+def test_an_early_acknowledged_task_may_die_with_its_process(scene):
     scene.call(1, "a")
     scene.ran(1.2, None, "a", pid=11)
     scene.fault("pool child killed", 1.3, 1.31, "w1", pids=[11])
@@ -186,7 +185,7 @@ def test_an_early_acknowledged_task_may_die_with_its_process(scene: Scene) -> No
     assert scene.explained() == ["lost"]
 
 
-def test_an_early_acknowledged_task_may_die_before_its_body_began(scene: Scene) -> None:
+def test_an_early_acknowledged_task_may_die_before_its_body_began(scene):
     scene.call(1, "a")
     scene.ack(1.25, "a", pid=11)
     scene.fault("pool child killed", 1.3, 1.31, "w1", pids=[11])
@@ -194,7 +193,7 @@ def test_an_early_acknowledged_task_may_die_before_its_body_began(scene: Scene) 
     assert scene.violations() == []
 
 
-def test_the_death_of_another_process_explains_nothing(scene: Scene) -> None:
+def test_the_death_of_another_process_explains_nothing(scene):
     scene.call(1, "a")
     scene.ack(1.25, "a", pid=11)
     scene.fault("pool child killed", 1.3, 1.31, "w1", pids=[12])
@@ -202,7 +201,7 @@ def test_the_death_of_another_process_explains_nothing(scene: Scene) -> None:
     assert scene.violations() == ["lost"]
 
 
-def test_a_late_acknowledged_task_may_not_die_with_its_process() -> None:
+def test_a_late_acknowledged_task_may_not_die_with_its_process():
     scene = Scene(task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, None, "a", pid=11)
@@ -211,14 +210,14 @@ def test_a_late_acknowledged_task_may_not_die_with_its_process() -> None:
     assert scene.violations() == ["lost"]
 
 
-def test_a_body_that_vanished_without_a_kill_is_found(scene: Scene) -> None:
+def test_a_body_that_vanished_without_a_kill_is_found(scene):
     scene.call(1, "a")
     scene.ran(1.2, None, "a")
 
     assert scene.violations() == ["lost", "unended"]
 
 
-def test_a_message_that_redis_gave_to_a_dying_worker_is_lost_by_the_broker() -> None:
+def test_a_message_that_redis_gave_to_a_dying_worker_is_lost_by_the_broker():
     scene = Scene(broker="redis", task=LATE)
     scene.call(1, "a")
     scene.fault("worker killed", 1.1, 1.2, "w1", pids=[10])
@@ -227,7 +226,7 @@ def test_a_message_that_redis_gave_to_a_dying_worker_is_lost_by_the_broker() -> 
     assert scene.explained() == ["lost by broker"]
 
 
-def test_so_is_one_that_came_back_and_was_given_to_a_dying_worker() -> None:
+def test_so_is_one_that_came_back_and_was_given_to_a_dying_worker():
     scene = Scene(broker="redis", task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, None, "a", pid=10)
@@ -240,7 +239,7 @@ def test_so_is_one_that_came_back_and_was_given_to_a_dying_worker() -> None:
     assert scene.explained() == ["lost by broker"]
 
 
-def test_rabbitmq_loses_no_message() -> None:
+def test_rabbitmq_loses_no_message():
     scene = Scene(broker="rabbitmq", task=LATE)
     scene.call(1, "a")
     scene.fault("worker killed", 1.1, 1.2, "w1", pids=[10])
@@ -248,7 +247,7 @@ def test_rabbitmq_loses_no_message() -> None:
     assert scene.violations() == ["lost"]
 
 
-def test_a_message_that_was_received_is_not_lost_by_the_broker() -> None:
+def test_a_message_that_was_received_is_not_lost_by_the_broker():
     scene = Scene(broker="redis", task=LATE)
     scene.call(1, "a")
     scene.received(1.05, "a")
@@ -260,7 +259,7 @@ def test_a_message_that_was_received_is_not_lost_by_the_broker() -> None:
 # -- swallowed
 
 
-def test_a_call_answered_by_a_task_that_had_ended_is_swallowed(scene: Scene) -> None:
+def test_a_call_answered_by_a_task_that_had_ended_is_swallowed(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a")
     scene.call(4, "a", outcome="deduplicated")
@@ -268,7 +267,7 @@ def test_a_call_answered_by_a_task_that_had_ended_is_swallowed(scene: Scene) -> 
     assert scene.violations() == ["swallowed"]
 
 
-def test_a_call_may_be_answered_by_a_task_whose_worker_could_not_give_back(scene: Scene) -> None:
+def test_a_call_may_be_answered_by_a_task_whose_worker_could_not_give_back(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a")
     scene.fault("worker killed", 1.45, 1.5, "w1", pids=[10])
@@ -277,7 +276,7 @@ def test_a_call_may_be_answered_by_a_task_whose_worker_could_not_give_back(scene
     assert scene.violations() == []
 
 
-def test_a_task_that_ran_without_the_store_may_have_to_outlive_a_dead_lease(scene: Scene) -> None:
+def test_a_task_that_ran_without_the_store_may_have_to_outlive_a_dead_lease(scene):
     scene.call(1, "a")
     scene.fault("connection cut", 0.2, 0.8, "w1", link="store", mode="cut")
     scene.ran(4.2, 4.4, "a", token=0)
@@ -289,7 +288,7 @@ def test_a_task_that_ran_without_the_store_may_have_to_outlive_a_dead_lease(scen
     assert scene.violations() == ["swallowed"]
 
 
-def test_a_key_that_stays_taken_for_long_has_no_excuse(scene: Scene) -> None:
+def test_a_key_that_stays_taken_for_long_has_no_excuse(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a")
     scene.fault("worker killed", 1.45, 1.5, "w1", pids=[10])
@@ -301,7 +300,7 @@ def test_a_key_that_stays_taken_for_long_has_no_excuse(scene: Scene) -> None:
 # -- two at once
 
 
-def test_two_tasks_of_one_key_at_once_are_found(scene: Scene) -> None:
+def test_two_tasks_of_one_key_at_once_are_found(scene):
     scene.call(1, "a")
     scene.call(1.1, "b")
     scene.ran(1.2, 2, "a", "w1")
@@ -310,7 +309,7 @@ def test_two_tasks_of_one_key_at_once_are_found(scene: Scene) -> None:
     assert scene.violations() == ["overlap"]
 
 
-def test_two_deliveries_of_one_task_at_once_are_found() -> None:
+def test_two_deliveries_of_one_task_at_once_are_found():
     scene = Scene(task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, 2, "a", "w1")
@@ -319,7 +318,7 @@ def test_two_deliveries_of_one_task_at_once_are_found() -> None:
     assert scene.violations() == ["overlap", "twice"]
 
 
-def test_a_stopped_worker_explains_two_at_once(scene: Scene) -> None:
+def test_a_stopped_worker_explains_two_at_once(scene):
     scene.call(1, "a")
     scene.ran(1.2, 7, "a", "w1", still_mine=False)
     scene.fault("worker stopped", 1.5, 6, "w1")
@@ -330,7 +329,7 @@ def test_a_stopped_worker_explains_two_at_once(scene: Scene) -> None:
     assert sorted(scene.explained()) == ["lapsed", "overlap"]
 
 
-def test_a_body_may_begin_late_in_a_worker_that_was_stopped_after_the_gate(scene: Scene) -> None:
+def test_a_body_may_begin_late_in_a_worker_that_was_stopped_after_the_gate(scene):
     scene.call(1, "a")
     scene.received(1.1, "a", "w1", "w1/a/5.9")
     scene.fault("worker stopped", 1.5, 5.8, "w1")
@@ -344,9 +343,7 @@ def test_a_body_may_begin_late_in_a_worker_that_was_stopped_after_the_gate(scene
 @pytest.mark.parametrize(
     ("target", "until"), [("w2", 6.0), ("w1", 2.0)], ids=["another worker", "too short"]
 )
-def test_a_stop_that_could_not_end_the_lease_explains_nothing(
-    scene: Scene, target: str, until: float
-) -> None:
+def test_a_stop_that_could_not_end_the_lease_explains_nothing(scene, target, until):
     scene.call(1, "a")
     scene.ran(1.2, 7, "a", "w1")
     scene.fault("worker stopped", 1.5, until, target)
@@ -356,7 +353,7 @@ def test_a_stop_that_could_not_end_the_lease_explains_nothing(
     assert scene.violations() == ["overlap"]
 
 
-def test_a_killed_run_ends_with_its_process(scene: Scene) -> None:
+def test_a_killed_run_ends_with_its_process(scene):
     scene.call(1, "a")
     scene.ran(1.2, None, "a", pid=11)
     scene.fault("worker killed", 1.3, 1.4, "w1", pids=[10, 11])
@@ -366,7 +363,7 @@ def test_a_killed_run_ends_with_its_process(scene: Scene) -> None:
     assert scene.violations() == []
 
 
-def test_a_message_delivered_again_after_its_workers_death_may_run_beside_the_next() -> None:
+def test_a_message_delivered_again_after_its_workers_death_may_run_beside_the_next():
     scene = Scene(task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a", "w1")
@@ -378,7 +375,7 @@ def test_a_message_delivered_again_after_its_workers_death_may_run_beside_the_ne
     assert scene.violations() == []
 
 
-def test_a_message_whose_body_was_cut_short_still_has_its_key() -> None:
+def test_a_message_whose_body_was_cut_short_still_has_its_key():
     scene = Scene(task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, None, "a", "w1", pid=11)
@@ -393,7 +390,7 @@ def test_a_message_whose_body_was_cut_short_still_has_its_key() -> None:
 # -- lapsed
 
 
-def test_a_lease_that_lapsed_in_a_running_worker_is_found(scene: Scene) -> None:
+def test_a_lease_that_lapsed_in_a_running_worker_is_found(scene):
     scene.call(1, "a")
     scene.lost(4, "a")
     scene.ran(1.2, 5, "a", still_mine=False)
@@ -401,7 +398,7 @@ def test_a_lease_that_lapsed_in_a_running_worker_is_found(scene: Scene) -> None:
     assert scene.violations() == ["lapsed", "lapsed"]
 
 
-def test_a_lease_may_lapse_while_its_worker_cannot_reach_the_store(scene: Scene) -> None:
+def test_a_lease_may_lapse_while_its_worker_cannot_reach_the_store(scene):
     scene.call(1, "a")
     scene.fault("connection cut", 1.3, 4.5, "w1", link="store", mode="stall")
     scene.ran(1.2, 5, "a", still_mine=False)
@@ -409,7 +406,7 @@ def test_a_lease_may_lapse_while_its_worker_cannot_reach_the_store(scene: Scene)
     assert scene.violations() == []
 
 
-def test_a_task_let_in_without_the_store_has_no_lock_of_its_own(scene: Scene) -> None:
+def test_a_task_let_in_without_the_store_has_no_lock_of_its_own(scene):
     scene.call(1, "a")
     scene.received(1.1, "a", "w1")
     scene.lost(2, "a")
@@ -422,7 +419,7 @@ def test_a_task_let_in_without_the_store_has_no_lock_of_its_own(scene: Scene) ->
     assert scene.violations() == []
 
 
-def test_a_cut_from_the_broker_is_no_reason_to_lose_a_lease(scene: Scene) -> None:
+def test_a_cut_from_the_broker_is_no_reason_to_lose_a_lease(scene):
     scene.call(1, "a")
     scene.fault("connection cut", 1.3, 4.5, "w1", link="broker", mode="stall")
     scene.ran(1.2, 5, "a", still_mine=False)
@@ -433,7 +430,7 @@ def test_a_cut_from_the_broker_is_no_reason_to_lose_a_lease(scene: Scene) -> Non
 # -- twice, and left over
 
 
-def test_a_task_that_ran_to_its_end_twice_is_found(scene: Scene) -> None:
+def test_a_task_that_ran_to_its_end_twice_is_found(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a", "w1")
     scene.ran(2, 2.2, "a", "w2")
@@ -441,7 +438,7 @@ def test_a_task_that_ran_to_its_end_twice_is_found(scene: Scene) -> None:
     assert scene.violations() == ["twice"]
 
 
-def test_a_lock_that_is_left_over_is_found(scene: Scene) -> None:
+def test_a_lock_that_is_left_over_is_found(scene):
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a")
     scene.left(locks=1)
@@ -449,13 +446,13 @@ def test_a_lock_that_is_left_over_is_found(scene: Scene) -> None:
     assert scene.violations() == ["left"]
 
 
-def test_a_worker_that_does_not_end_is_found(scene: Scene) -> None:
+def test_a_worker_that_does_not_end_is_found(scene):
     scene._note("stuck", 9, worker="w1")
 
     assert scene.violations() == ["stuck"]
 
 
-def test_a_shutdown_explains_nothing() -> None:
+def test_a_shutdown_explains_nothing():
     scene = Scene(task=LATE)
     scene.call(1, "a")
     scene.ran(1.2, 1.4, "a", "w1")
@@ -465,7 +462,7 @@ def test_a_shutdown_explains_nothing() -> None:
     assert scene.violations() == ["twice"]
 
 
-def test_messages_that_nobody_handled_are_found(scene: Scene) -> None:
+def test_messages_that_nobody_handled_are_found(scene):
     scene.left(messages=3)
 
     assert scene.violations() == ["unhandled"]
@@ -474,7 +471,7 @@ def test_messages_that_nobody_handled_are_found(scene: Scene) -> None:
 # -- the report, and the journal
 
 
-def test_the_report_shows_the_history_of_the_key(scene: Scene) -> None:
+def test_the_report_shows_the_history_of_the_key(scene):
     scene.call(1, "a")
     scene.call(1.1, "b")
     scene.ran(1.2, 2, "a", "w1")
@@ -487,7 +484,7 @@ def test_the_report_shows_the_history_of_the_key(scene: Scene) -> None:
     assert "FAILED: 1 violations" in text
 
 
-def test_findings_are_counted_for_the_fault_of_their_time(scene: Scene) -> None:
+def test_findings_are_counted_for_the_fault_of_their_time(scene):
     scene.call(1, "a")
     scene._note("episode", 2, fault="worker killed")
     scene.call(3, "b")
@@ -499,7 +496,7 @@ def test_findings_are_counted_for_the_fault_of_their_time(scene: Scene) -> None:
     assert report.count("lost", explained=False) == 2
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):
     journal = Journal(tmp_path, "w1")
     journal.note("start", id="a")
     [path] = tmp_path.iterdir()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from celery_unique.contrib.django.admin_search import WALK_SECONDS
-from tests.django.inside import DjangoProcess, inside_django
+from tests.django.inside import inside_django
 from tests.django.people import (
     LIST,
     RELEASE,
@@ -37,7 +36,7 @@ def rows_of(page: str) -> list[str]:
 
 
 @inside_django
-def test_the_list_tells_of_every_lock() -> None:
+def test_the_list_tells_of_every_lock():
     empty_store()
     hold("shop.rebuild", "first", active="celery@box", duplicates=3, window_ms=3_600_000)
     client = client_of(staff(SEE))
@@ -61,7 +60,7 @@ def test_the_list_tells_of_every_lock() -> None:
 
 
 @inside_django
-def test_a_task_that_has_ended_and_keeps_its_key_is_shown_as_such() -> None:
+def test_a_task_that_has_ended_and_keeps_its_key_is_shown_as_such():
     key = hold_ended()
     client = client_of(staff(SEE))
 
@@ -77,13 +76,13 @@ def test_a_task_that_has_ended_and_keeps_its_key_is_shown_as_such() -> None:
 
 
 @inside_django
-def test_the_list_is_on_the_admins_first_page_for_those_who_may_see_it() -> None:
+def test_the_list_is_on_the_admins_first_page_for_those_who_may_see_it():
     assert LIST in text_of(client_of(staff(SEE)).get("/admin/"))
     assert LIST not in text_of(client_of(staff()).get("/admin/"))
 
 
 @inside_django
-def test_search_finds_names_ids_workers_keys_and_idempotency_keys() -> None:
+def test_search_finds_names_ids_workers_keys_and_idempotency_keys():
     from tests.django.shop.tasks import plain
 
     empty_store()
@@ -105,7 +104,7 @@ def test_search_finds_names_ids_workers_keys_and_idempotency_keys() -> None:
 
 
 @inside_django
-def test_filters_narrow_by_task_state_and_age_and_count_what_there_is() -> None:
+def test_filters_narrow_by_task_state_and_age_and_count_what_there_is():
     empty_store()
     hold("shop.rebuild", "runs", active="celery@box")
     hold("shop.rebuild", "waits")
@@ -132,7 +131,7 @@ def test_filters_narrow_by_task_state_and_age_and_count_what_there_is() -> None:
 
 
 @inside_django
-def test_columns_sort_both_ways() -> None:
+def test_columns_sort_both_ways():
     empty_store()
     hold("b", "one", duplicates=1)
     hold("a", "two", duplicates=5)
@@ -150,7 +149,7 @@ def test_columns_sort_both_ways() -> None:
 
 
 @inside_django
-def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond() -> None:
+def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond():
     from celery_unique.testing.store_contract.factories import claim, fresh_key
 
     empty_store()
@@ -165,7 +164,7 @@ def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond() -> Non
 
 
 @inside_django
-def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_same() -> None:
+def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_same():
     from celery_unique.config.app_state import state_of
     from celery_unique.contrib.django import admin_search as listing
     from celery_unique.contrib.django.celery_app import project_app
@@ -184,7 +183,7 @@ def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_s
 
 
 @inside_django
-def test_the_page_of_one_lock_tells_all_of_it() -> None:
+def test_the_page_of_one_lock_tells_all_of_it():
     empty_store()
     key = hold("shop.rebuild", "first", active="celery@box", duplicates=2, window_ms=3_600_000)
     client = client_of(staff(SEE))
@@ -206,7 +205,7 @@ def test_the_page_of_one_lock_tells_all_of_it() -> None:
 
 @inside_django
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati"])
-def test_an_eta_at_the_end_of_all_dates_is_shown(zone: str) -> None:
+def test_an_eta_at_the_end_of_all_dates_is_shown(zone):
     import time
     from datetime import UTC, datetime
 
@@ -223,7 +222,7 @@ def test_an_eta_at_the_end_of_all_dates_is_shown(zone: str) -> None:
 
 
 @inside_django
-def test_a_lock_that_is_gone_leads_back_to_the_list() -> None:
+def test_a_lock_that_is_gone_leads_back_to_the_list():
     empty_store()
     client = client_of(staff(SEE))
 
@@ -235,7 +234,7 @@ def test_a_lock_that_is_gone_leads_back_to_the_list() -> None:
 
 
 @inside_django
-def test_holders_are_linked_to_their_stored_results() -> None:
+def test_holders_are_linked_to_their_stored_results():
     empty_store()
     key = hold("shop.rebuild", "linked")
     hold("shop.rebuild", "without a result")
@@ -258,7 +257,7 @@ def test_holders_are_linked_to_their_stored_results() -> None:
 
 
 @inside_django
-def test_releasing_asks_first_and_then_frees_the_key() -> None:
+def test_releasing_asks_first_and_then_frees_the_key():
     from django.contrib.admin.models import LogEntry
 
     from celery_unique.reporting import unique_released
@@ -291,7 +290,7 @@ def test_releasing_asks_first_and_then_frees_the_key() -> None:
 
 
 @inside_django
-def test_a_lock_that_changed_hands_meanwhile_is_not_released() -> None:
+def test_a_lock_that_changed_hands_meanwhile_is_not_released():
     empty_store()
     key = hold("shop.rebuild", "new holder")
     client = client_of(staff(SEE, FREE))
@@ -305,7 +304,7 @@ def test_a_lock_that_changed_hands_meanwhile_is_not_released() -> None:
 
 
 @inside_django
-def test_only_a_post_with_permission_and_token_releases() -> None:
+def test_only_a_post_with_permission_and_token_releases():
     empty_store()
     key = hold("shop.rebuild", "first")
     form = {"lock": [f"{key} first"], "confirm": "yes"}
@@ -338,7 +337,7 @@ def test_only_a_post_with_permission_and_token_releases() -> None:
 
 
 @inside_django
-def test_who_may_not_see_locks_sees_none() -> None:
+def test_who_may_not_see_locks_sees_none():
     empty_store()
     key = hold("shop.rebuild", "first")
 
@@ -350,7 +349,7 @@ def test_who_may_not_see_locks_sees_none() -> None:
 
 
 @inside_django
-def test_whatever_stands_in_a_lock_is_shown_as_text() -> None:
+def test_whatever_stands_in_a_lock_is_shown_as_text():
     empty_store()
     from django.contrib.auth.models import User
 
@@ -379,7 +378,7 @@ def test_whatever_stands_in_a_lock_is_shown_as_text() -> None:
 
 
 @inside_django
-def test_a_store_that_cannot_be_asked_is_a_page_that_says_so() -> None:
+def test_a_store_that_cannot_be_asked_is_a_page_that_says_so():
     client = client_of(staff(SEE, FREE))
     with another_store("redis://:hunter2@127.0.0.1:1/0"):
         answers = [
@@ -417,9 +416,7 @@ def page_through_many_locks() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_locks_are_listed_in_bounded_time_and_memory(
-    django_process: DjangoProcess, report: Callable[[str], None]
-) -> None:
+def test_a_hundred_thousand_locks_are_listed_in_bounded_time_and_memory(django_process, report):
     saw = django_process.call(__name__, "page_through_many_locks")
 
     report(

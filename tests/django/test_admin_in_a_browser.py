@@ -12,7 +12,6 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.django.inside import DjangoProcess
 from tests.django.people import LIST, RELEASE
 from tests.django.site import DjangoSite
 from tests.support import eventually
@@ -89,9 +88,7 @@ def post(browser: Any, body: str, *, token: bool) -> int:
 
 
 @pytest.mark.slow
-def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(
-    visit: Callable[[str, str], Any], django_process: DjangoProcess
-) -> None:
+def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(visit, django_process):
     keys = django_process.call(PEOPLE, "hold_what_a_shop_has")
     session = django_process.call(PEOPLE, "superuser_session")
     task_id, key = next(iter(keys.items()))
@@ -127,9 +124,7 @@ def test_a_lock_is_listed_looked_at_and_released_without_a_mouse(
 
 
 @pytest.mark.slow
-def test_every_column_is_seen_at_1280_pixels(
-    visit: Callable[[str, str], Any], django_process: DjangoProcess
-) -> None:
+def test_every_column_is_seen_at_1280_pixels(visit, django_process):
     django_process.call(PEOPLE, "hold_long_names")
     session = django_process.call(PEOPLE, "superuser_session")
     # The cells that reach beyond what shows the table.
@@ -151,9 +146,7 @@ def test_every_column_is_seen_at_1280_pixels(
 
 
 @pytest.mark.slow
-def test_a_user_without_the_permission_is_refused(
-    visit: Callable[[str, str], Any], django_process: DjangoProcess
-) -> None:
+def test_a_user_without_the_permission_is_refused(visit, django_process):
     keys = django_process.call(PEOPLE, "hold_what_a_shop_has")
     task_id, key = next(iter(keys.items()))
     may_see = django_process.call(PEOPLE, "session_of", permissions=["view_lock"])
@@ -171,9 +164,7 @@ def test_a_user_without_the_permission_is_refused(
 
 
 @pytest.mark.slow
-def test_a_forged_request_is_refused(
-    visit: Callable[[str, str], Any], django_process: DjangoProcess, site: DjangoSite
-) -> None:
+def test_a_forged_request_is_refused(visit, django_process, site):
     keys = django_process.call(PEOPLE, "hold_what_a_shop_has")
     task_id, key = next(iter(keys.items()))
     session = django_process.call(PEOPLE, "superuser_session")
@@ -200,9 +191,7 @@ def test_a_forged_request_is_refused(
 
 
 @pytest.mark.slow
-def test_html_in_names_ids_and_arguments_is_text(
-    visit: Callable[[str, str], Any], django_process: DjangoProcess
-) -> None:
+def test_html_in_names_ids_and_arguments_is_text(visit, django_process):
     key = django_process.call(PEOPLE, "hold_html", text=HTML)
     session = django_process.call(PEOPLE, "superuser_session")
 

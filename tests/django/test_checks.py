@@ -21,7 +21,7 @@ def found(**settings: Any) -> list[tuple[str, str, str]]:
 
 
 @inside_django
-def test_a_right_configuration_has_nothing_to_say() -> None:
+def test_a_right_configuration_has_nothing_to_say():
     from django.core.management import call_command
 
     assert found() == []
@@ -33,7 +33,7 @@ def test_a_right_configuration_has_nothing_to_say() -> None:
 
 
 @inside_django
-def test_a_wrong_store_url_is_an_error_with_the_cure() -> None:
+def test_a_wrong_store_url_is_an_error_with_the_cure():
     [(number, message, hint)] = found(CELERY_UNIQUE_STORE_URL="postgres//db")
     assert (number, hint) == ("E001", "Set CELERY_UNIQUE_STORE_URL to the URL of a lock store.")
     assert "is not a URL" in message
@@ -45,7 +45,7 @@ def test_a_wrong_store_url_is_an_error_with_the_cure() -> None:
 
 
 @inside_django
-def test_nothing_to_derive_a_store_from_is_an_error() -> None:
+def test_nothing_to_derive_a_store_from_is_an_error():
     [(number, message, _)] = found(
         CELERY_UNIQUE_STORE_URL=None, CELERY_BROKER_URL="amqp://", CELERY_BROKER_WRITE_URL="amqp://"
     )
@@ -55,7 +55,7 @@ def test_nothing_to_derive_a_store_from_is_an_error() -> None:
 
 
 @inside_django
-def test_a_wrong_value_is_an_error_that_names_the_setting() -> None:
+def test_a_wrong_value_is_an_error_that_names_the_setting():
     [(number, message, hint)] = found(CELERY_UNIQUE_RUN_LEASE="soon")
 
     assert (number, hint) == ("E002", "Correct CELERY_UNIQUE_RUN_LEASE in the settings.")
@@ -63,7 +63,7 @@ def test_a_wrong_value_is_an_error_that_names_the_setting() -> None:
 
 
 @inside_django
-def test_a_cache_that_is_not_redis_is_an_error() -> None:
+def test_a_cache_that_is_not_redis_is_an_error():
     caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 
     [(number, message, hint)] = found(CACHES=caches)
@@ -76,7 +76,7 @@ def test_a_cache_that_is_not_redis_is_an_error() -> None:
 
 
 @inside_django
-def test_a_database_that_cannot_keep_locks_is_an_error() -> None:
+def test_a_database_that_cannot_keep_locks_is_an_error():
     [(number, message, hint)] = found(CELERY_UNIQUE_STORE_URL="django-db://other")
 
     assert (number, hint) == (
@@ -87,7 +87,7 @@ def test_a_database_that_cannot_keep_locks_is_an_error() -> None:
 
 
 @inside_django
-def test_an_unknown_setting_is_a_warning_with_the_nearest() -> None:
+def test_an_unknown_setting_is_a_warning_with_the_nearest():
     [(number, message, hint)] = found(CELERY_UNIQUE_STOR_URL="redis://localhost/3")
 
     assert (number, hint) == ("W001", "Did you mean CELERY_UNIQUE_STORE_URL?")
@@ -95,7 +95,7 @@ def test_an_unknown_setting_is_a_warning_with_the_nearest() -> None:
 
 
 @inside_django
-def test_a_setting_without_its_prefix_is_a_warning() -> None:
+def test_a_setting_without_its_prefix_is_a_warning():
     for name in ("UNIQUE_STORE_URL", "UNIQUE_STOR_URL", "UNIQUE_DEFAULT_FOR"):
         [(number, message, hint)] = found(**{name: "redis://localhost/3"})
 
@@ -108,7 +108,7 @@ def test_a_setting_without_its_prefix_is_a_warning() -> None:
 
 
 @inside_django
-def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process() -> None:
+def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process():
     memory = {"CELERY_UNIQUE_STORE_URL": "memory://"}
 
     [(number, message, hint)] = found(**memory)
@@ -121,7 +121,7 @@ def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process() -> 
 
 
 @inside_django
-def test_a_project_without_a_celery_app_is_a_warning() -> None:
+def test_a_project_without_a_celery_app_is_a_warning():
     from celery import _state
 
     from celery_unique.contrib.django import celery_app as project
@@ -146,7 +146,7 @@ def test_a_project_without_a_celery_app_is_a_warning() -> None:
 
 
 @inside_django
-def test_settings_that_the_celery_app_does_not_read_are_a_warning() -> None:
+def test_settings_that_the_celery_app_does_not_read_are_a_warning():
     from celery import Celery, _state
 
     default = _state.default_app
@@ -166,7 +166,7 @@ def test_settings_that_the_celery_app_does_not_read_are_a_warning() -> None:
 
 
 @inside_django
-def test_every_check_is_in_the_documentation() -> None:
+def test_every_check_is_in_the_documentation():
     import inspect
     import re
     from pathlib import Path

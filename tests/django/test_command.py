@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.django.inside import DjangoProcess, inside_django
+from tests.django.inside import inside_django
 from tests.django.people import empty_store, hold, store
 from tests.support.worker import REPOSITORY
 
@@ -50,11 +50,8 @@ def run(
     ],
 )
 def test_output_and_exit_code_are_those_of_celerys_command(
-    django_process: DjangoProcess,
-    shop_environment: dict[str, str],
-    arguments: tuple[str, ...],
-    code: int,
-) -> None:
+    django_process, shop_environment, arguments, code
+):
     django_process.call("tests.django.people", "hold_one")
 
     through_django = run(MANAGE, *arguments, environment=shop_environment)
@@ -68,7 +65,7 @@ def test_output_and_exit_code_are_those_of_celerys_command(
 
 
 @inside_django
-def test_call_command_writes_to_the_given_stream_and_raises_with_the_exit_code() -> None:
+def test_call_command_writes_to_the_given_stream_and_raises_with_the_exit_code():
     from io import StringIO
 
     from django.core.management import CommandError, call_command
@@ -89,7 +86,7 @@ def test_call_command_writes_to_the_given_stream_and_raises_with_the_exit_code()
 
 
 @inside_django
-def test_help_names_the_commands_and_how_they_are_called_here() -> None:
+def test_help_names_the_commands_and_how_they_are_called_here():
     from contextlib import redirect_stdout
     from io import StringIO
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def left_by_the_rolled_back(saw: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_transaction_that_is_rolled_back_leaves_neither_lock_nor_message(
-    django_process: DjangoProcess, report: Callable[[str], None]
-) -> None:
+def test_a_transaction_that_is_rolled_back_leaves_neither_lock_nor_message(django_process, report):
     saw = commit_and_roll_back(django_process, "delay_on_commit", TRANSACTIONS)
 
     committed, messages = saw["committed"], saw["messages"]
@@ -57,7 +54,7 @@ def test_a_transaction_that_is_rolled_back_leaves_neither_lock_nor_message(
     assert len(saw["conflicts"]) > 100
 
 
-def test_a_call_that_does_not_wait_for_the_commit_is_caught(django_process: DjangoProcess) -> None:
+def test_a_call_that_does_not_wait_for_the_commit_is_caught(django_process):
     saw = commit_and_roll_back(django_process, "delay", 100)
 
     assert left_by_the_rolled_back(saw) != []

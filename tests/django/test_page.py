@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.docs.pages import DOCS, blocks
 from tests.support.worker import REPOSITORY
@@ -27,7 +26,7 @@ print([model.__name__ for model in operations._registry])
 """
 
 
-def test_the_project_on_the_page_works(redis_url: str, tmp_path: Path) -> None:
+def test_the_project_on_the_page_works(redis_url, tmp_path):
     for block in blocks(PAGE):
         if caption := block.options.get("caption"):
             path = tmp_path / caption

@@ -12,7 +12,7 @@ from tests.support.worker import REPOSITORY
 
 
 @inside_django
-def test_shared_tasks_and_the_apps_own_are_unique() -> None:
+def test_shared_tasks_and_the_apps_own_are_unique():
     from tests.django.shop.tasks import plain, rebuild_index, send_digest
 
     empty_store()
@@ -30,7 +30,7 @@ def test_shared_tasks_and_the_apps_own_are_unique() -> None:
 
 
 @inside_django
-def test_the_settings_of_the_project_are_read() -> None:
+def test_the_settings_of_the_project_are_read():
     from celery_unique.config.app_state import state_of
     from celery_unique.contrib.django.celery_app import project_app
     from celery_unique.stores.redis import RedisStore
@@ -42,7 +42,7 @@ def test_the_settings_of_the_project_are_read() -> None:
 
 
 @inside_django
-def test_a_base_class_of_the_projects_own_keeps_working() -> None:
+def test_a_base_class_of_the_projects_own_keeps_working():
     from celery.contrib.django.task import DjangoTask
 
     from tests.django.shop.tasks import Audited, audited, rebuild_index
@@ -59,7 +59,7 @@ def test_a_base_class_of_the_projects_own_keeps_working() -> None:
 
 
 @inside_django
-def test_delay_on_commit_takes_the_lock_when_the_transaction_commits() -> None:
+def test_delay_on_commit_takes_the_lock_when_the_transaction_commits():
     from django.db import transaction
 
     from celery_unique import lookup
@@ -78,7 +78,7 @@ def test_delay_on_commit_takes_the_lock_when_the_transaction_commits() -> None:
 
 
 @inside_django
-def test_delay_on_commit_of_a_transaction_that_is_rolled_back_takes_no_lock() -> None:
+def test_delay_on_commit_of_a_transaction_that_is_rolled_back_takes_no_lock():
     from django.db import transaction
 
     from celery_unique import lookup
@@ -94,7 +94,7 @@ def test_delay_on_commit_of_a_transaction_that_is_rolled_back_takes_no_lock() ->
 
 
 @inside_django
-def test_installing_again_by_hand_changes_nothing() -> None:
+def test_installing_again_by_hand_changes_nothing():
     import celery_unique
     from celery_unique.contrib.django.celery_app import install_in_apps, project_app
     from celery_unique.installation.fixup import UniqueFixup
@@ -107,7 +107,7 @@ def test_installing_again_by_hand_changes_nothing() -> None:
 
 
 @inside_django
-def test_an_app_that_is_made_later_knows_the_library_too() -> None:
+def test_an_app_that_is_made_later_knows_the_library_too():
     from celery import Celery
 
     later = Celery("later", broker="memory://", set_as_current=False)
@@ -122,7 +122,7 @@ def test_an_app_that_is_made_later_knows_the_library_too() -> None:
 
 
 @inside_django
-def test_other_programs_of_django_are_not_disturbed_by_the_model_without_a_table() -> None:
+def test_other_programs_of_django_are_not_disturbed_by_the_model_without_a_table():
     from io import StringIO
 
     from django.core.management import call_command
@@ -137,7 +137,7 @@ def test_other_programs_of_django_are_not_disturbed_by_the_model_without_a_table
     assert "celery_unique_no_table" not in connection.introspection.table_names()
 
 
-def test_importing_the_library_loads_no_django() -> None:
+def test_importing_the_library_loads_no_django():
     code = "import sys, celery_unique.stores; print('django' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 

@@ -63,7 +63,7 @@ def orders(alias: str, number: int) -> int:
 
 @DATABASES
 @inside_django
-def test_a_lock_taken_in_an_open_transaction_is_seen_by_others_at_once(alias: str) -> None:
+def test_a_lock_taken_in_an_open_transaction_is_seen_by_others_at_once(alias):
     from django.db import transaction
 
     from celery_unique import lookup
@@ -88,7 +88,7 @@ def test_a_lock_taken_in_an_open_transaction_is_seen_by_others_at_once(alias: st
 
 @DATABASES
 @inside_django
-def test_a_rollback_does_not_undo_the_lock_of_what_was_published(alias: str) -> None:
+def test_a_rollback_does_not_undo_the_lock_of_what_was_published(alias):
     from django.db import transaction
 
     from celery_unique import lookup
@@ -108,7 +108,7 @@ def test_a_rollback_does_not_undo_the_lock_of_what_was_published(alias: str) -> 
 
 @DATABASES
 @inside_django
-def test_an_open_transaction_does_not_keep_a_lock_from_ending(alias: str) -> None:
+def test_an_open_transaction_does_not_keep_a_lock_from_ending(alias):
     from django.db import transaction
 
     from celery_unique import lookup, release
@@ -125,7 +125,7 @@ def test_an_open_transaction_does_not_keep_a_lock_from_ending(alias: str) -> Non
 
 @DATABASES
 @inside_django
-def test_a_database_that_waits_for_this_transaction_is_not_waited_for(alias: str) -> None:
+def test_a_database_that_waits_for_this_transaction_is_not_waited_for(alias):
     """Two callers that each wait for the other's rows must both get their locks."""
     from django.db import transaction
 
@@ -142,7 +142,7 @@ def test_a_database_that_waits_for_this_transaction_is_not_waited_for(alias: str
 
 
 @inside_django
-def test_the_files_of_sqlite_are_apart_and_the_projects_own_is_left_as_it_is() -> None:
+def test_the_files_of_sqlite_are_apart_and_the_projects_own_is_left_as_it_is():
     from pathlib import Path
 
     from django.db import connections

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tests.django.inside import DjangoProcess
 from tests.django.people import LIST, RELEASE, client_of, empty_store, staff, text_of
-from tests.support import Worker, eventually
+from tests.support import eventually
 
 
 def call(door: str) -> dict[str, Any]:
@@ -60,11 +57,8 @@ def outcome(task_id: str) -> tuple[str, str]:
 
 
 def test_a_task_holds_its_key_until_the_worker_has_ended_it(
-    django_process: DjangoProcess,
-    shop_environment: dict[str, str],
-    start_worker: Callable[..., Worker],
-    tmp_path: Path,
-) -> None:
+    django_process, shop_environment, start_worker, tmp_path
+):
     inside = lambda name, **values: django_process.call(__name__, name, **values)  # noqa: E731
     door, other_door = tmp_path / "door", tmp_path / "other"
     inside("start_afresh")

@@ -20,11 +20,11 @@ def files(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", sorted(set(files(TEXT))))
-def test_every_file_that_is_named_exists(file: str) -> None:
+def test_every_file_that_is_named_exists(file):
     assert (PACKAGE / file).is_file()
 
 
-def test_the_tree_is_that_of_the_package() -> None:
+def test_the_tree_is_that_of_the_package():
     tree = TEXT.split("## Layers")[0]
     shown = set(re.findall(r"^  (\w+(?:\.py|/)) ", tree, re.MULTILINE))
     inner = re.findall(r"^    ([\w/]+)/ ", tree, re.MULTILINE)
@@ -38,7 +38,7 @@ def test_the_tree_is_that_of_the_package() -> None:
     assert all((PACKAGE / "stores" / folder).is_dir() for folder in inner)
 
 
-def test_the_layers_are_those_that_the_linter_checks() -> None:
+def test_the_layers_are_those_that_the_linter_checks():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = project["tool"]["importlinter"]["contracts"][0]
     checked = [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
@@ -50,7 +50,7 @@ def test_the_layers_are_those_that_the_linter_checks() -> None:
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_every_step_of_a_walk_names_its_file(walk: str) -> None:
+def test_every_step_of_a_walk_names_its_file(walk):
     section = re.search(rf"^### {walk}\n(.*?)(?=^#|\Z)", TEXT, re.MULTILINE | re.DOTALL)
     assert section
     steps = re.split(r"^\d+\. ", section[1], flags=re.MULTILINE)[1:]

@@ -41,9 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complete
     return done, to / "html"
 
 
-def test_the_documentation_builds_without_a_warning(
-    built: tuple[subprocess.CompletedProcess, Path],
-) -> None:
+def test_the_documentation_builds_without_a_warning(built):
     done, html = built
 
     assert done.returncode == 0, done.stderr
@@ -55,9 +53,7 @@ def wide_tables(browser: Chrome, page: Path) -> list[str]:
     return browser.execute_script(WIDE_TABLES)
 
 
-def test_no_table_is_wider_than_a_screen_of_1280_pixels(
-    built: tuple[subprocess.CompletedProcess, Path],
-) -> None:
+def test_no_table_is_wider_than_a_screen_of_1280_pixels(built):
     _, html = built
     wide, with_tables = {}, 0
     with chromium() as browser:
@@ -73,7 +69,7 @@ def test_no_table_is_wider_than_a_screen_of_1280_pixels(
     assert with_tables > 20
 
 
-def test_a_table_that_is_too_wide_is_found(tmp_path: Path) -> None:
+def test_a_table_that_is_too_wide_is_found(tmp_path):
     page = tmp_path / "page.html"
     page.write_text(f"<table><tr><td><code>{'x' * 400}</code></td></tr></table>")
 

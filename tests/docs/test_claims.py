@@ -33,7 +33,7 @@ def make_task(**settings: Any) -> tuple[Celery, Any]:
     return app, rebuild_index
 
 
-def test_a_key_is_logged_at_debug_and_nowhere_above(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_logged_at_debug_and_nowhere_above(caplog):
     _, task = make_task()
     with caplog.at_level(logging.DEBUG):
         key = task.delay(7).unique_key
@@ -51,9 +51,7 @@ def test_a_key_is_logged_at_debug_and_nowhere_above(caplog: pytest.LogCaptureFix
     assert any(record.levelno > logging.DEBUG for record in caplog.records)
 
 
-def test_a_key_is_not_logged_when_the_store_does_not_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_key_is_not_logged_when_the_store_does_not_answer(caplog):
     _, task = make_task(store_url=NOWHERE, on_store_error="publish")
 
     with caplog.at_level(logging.INFO):
@@ -64,7 +62,7 @@ def test_a_key_is_not_logged_when_the_store_does_not_answer(
     assert [record for record in errors if key in record.getMessage()] == []
 
 
-def test_a_concealed_holder_is_told_to_nobody() -> None:
+def test_a_concealed_holder_is_told_to_nobody():
     _, task = make_task(conceal_holder=True)
     first = task.delay(7)
 
@@ -77,7 +75,7 @@ def test_a_concealed_holder_is_told_to_nobody() -> None:
         assert "existing_job_id" not in caught.value.to_ojs()["error"]["details"]
 
 
-def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal() -> None:
+def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal():
     _, task = make_task(store_url=NOWHERE, store_timeout=2)
     told = []
 
@@ -96,7 +94,7 @@ def test_a_store_that_does_not_answer_is_an_error_in_bounded_time_and_a_signal()
     assert told == [(task.name, "acquire", StoreUnavailable)]
 
 
-def test_by_setting_a_call_is_published_without_a_lock() -> None:
+def test_by_setting_a_call_is_published_without_a_lock():
     app, task = make_task(store_url=NOWHERE, on_store_error="publish")
 
     results = [task.delay(7), task.delay(7)]
@@ -107,7 +105,7 @@ def test_by_setting_a_call_is_published_without_a_lock() -> None:
         assert connection.SimpleQueue(app.main).qsize() == 2
 
 
-def test_after_two_failures_the_store_is_left_alone() -> None:
+def test_after_two_failures_the_store_is_left_alone():
     _, task = make_task(store_url=NOWHERE)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
@@ -117,9 +115,7 @@ def test_after_two_failures_the_store_is_left_alone() -> None:
         task.delay(7)
 
 
-def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(caplog):
     app, task = make_task()
     task.delay(7)
     state_of(app).store.clock_offset_ms += 61 * 60 * 1000
@@ -133,7 +129,7 @@ def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(
     assert "unique release --task-id" in warnings[0]
 
 
-def test_two_apps_of_one_process_have_each_their_own_locks() -> None:
+def test_two_apps_of_one_process_have_each_their_own_locks():
     (one, task_of_one), (other, task_of_other) = make_task(), make_task()
     task_of_one.delay(7)
 
@@ -142,7 +138,7 @@ def test_two_apps_of_one_process_have_each_their_own_locks() -> None:
     assert state_of(one).store is not state_of(other).store
 
 
-def test_an_error_in_a_receiver_stops_nothing() -> None:
+def test_an_error_in_a_receiver_stops_nothing():
     _, task = make_task()
 
     def fail(**facts: Any) -> None:

@@ -33,21 +33,21 @@ def whole_reference() -> str:
 
 
 @pytest.mark.parametrize("name", celery_unique.__all__)
-def test_every_public_name_is_in_the_reference(name: str) -> None:
+def test_every_public_name_is_in_the_reference(name):
     assert re.search(rf"`{name}\b", whole_reference())
 
 
 @pytest.mark.parametrize("name", [*settings.SETTINGS, *settings.DEFAULT_SETTINGS])
-def test_every_setting_is_in_the_reference(name: str) -> None:
+def test_every_setting_is_in_the_reference(name):
     assert f"`{name}`" in page("settings.md")
 
 
 @pytest.mark.parametrize("name", sorted(TASK_OPTIONS | CALL_ONLY))
-def test_every_option_is_in_the_reference(name: str) -> None:
+def test_every_option_is_in_the_reference(name):
     assert f"`{name}`" in page("policy.md")
 
 
-def test_no_page_names_a_setting_or_option_that_is_not_there() -> None:
+def test_no_page_names_a_setting_or_option_that_is_not_there():
     known = {
         *settings.SETTINGS,
         *settings.DEFAULT_SETTINGS,
@@ -71,7 +71,7 @@ def test_no_page_names_a_setting_or_option_that_is_not_there() -> None:
         assert named - known - allowed == set(), path
 
 
-def test_the_names_in_all_are_sorted_and_there() -> None:
+def test_the_names_in_all_are_sorted_and_there():
     assert celery_unique.__all__ == sorted(celery_unique.__all__)
     assert [name for name in celery_unique.__all__ if not hasattr(celery_unique, name)] == []
 
@@ -79,7 +79,7 @@ def test_the_names_in_all_are_sorted_and_there() -> None:
 @pytest.mark.parametrize(
     "name", ["apply_many", "install", "lookup", "manifest", "release", "time_bucket"]
 )
-def test_the_signature_on_the_page_is_the_functions(name: str) -> None:
+def test_the_signature_on_the_page_is_the_functions(name):
     parameters = inspect.signature(getattr(celery_unique, name)).parameters.values()
 
     shown = re.search(rf"^{name}\((.*)\) ->", page("functions.md"), re.MULTILINE)
@@ -92,7 +92,7 @@ def test_the_signature_on_the_page_is_the_functions(name: str) -> None:
     assert shown[1].split(", ") == bare
 
 
-def test_every_field_of_a_lock_is_on_its_page() -> None:
+def test_every_field_of_a_lock_is_on_its_page():
     section = page("functions.md").split("## `Lock`")[1].split("\n## ")[0]
 
     assert set(re.findall(r"`([a-z_]+)`", section.split("| --- |")[1])) >= {
@@ -100,11 +100,11 @@ def test_every_field_of_a_lock_is_on_its_page() -> None:
     }
 
 
-def test_every_outcome_is_on_the_page_of_results() -> None:
+def test_every_outcome_is_on_the_page_of_results():
     assert [name for name in OUTCOMES if f"`{name}`" not in page("results.md")] == []
 
 
-def test_every_command_and_option_of_the_command_line_is_on_its_page() -> None:
+def test_every_command_and_option_of_the_command_line_is_on_its_page():
     import click
 
     from celery_unique.cli import unique
@@ -121,7 +121,7 @@ def test_every_command_and_option_of_the_command_line_is_on_its_page() -> None:
         ] == []
 
 
-def test_every_check_of_the_doctor_is_on_its_page() -> None:
+def test_every_check_of_the_doctor_is_on_its_page():
     modules = (checks, doctor, failovers, followed, redis_diagnosis, sql_diagnosis)
     source = "".join(inspect.getsource(module) for module in modules)
     named = set(re.findall(r"Finding\(\s*\"([a-z-]+)\"", source))
@@ -132,14 +132,14 @@ def test_every_check_of_the_doctor_is_on_its_page() -> None:
 
 
 @pytest.mark.parametrize("scheme", BUILT_IN)
-def test_every_store_is_on_the_page_of_stores(scheme: str) -> None:
+def test_every_store_is_on_the_page_of_stores(scheme):
     assert re.search(rf"`{re.escape(scheme)}(\+\w+)?://", page("stores.md"))
 
 
 @pytest.mark.parametrize(
     "signal", [name for name in celery_unique.__all__ if name.startswith("unique_")]
 )
-def test_the_facts_of_a_signal_are_those_on_its_page(signal: str) -> None:
+def test_the_facts_of_a_signal_are_those_on_its_page(signal):
     """The code's own list is the comment above each signal."""
     source = inspect.getsource(signals)
     comment = re.search(rf"((?:#: .*\n)+){signal} = ", source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +14,7 @@ import celery_unique
 from celery_unique import lookup
 from celery_unique.stores import BUILT_IN, open_store
 from celery_unique.testing.store_contract import LockStoreContract
-from tests.docs.pages import DOCS, ROOT, EvidencedRow, named_tests, rows_with_tests
+from tests.docs.pages import DOCS, ROOT, named_tests, rows_with_tests
 
 CONFORMANCE = DOCS / "reference" / "conformance.md"
 GUARANTEES = DOCS / "explanation" / "guarantees.md"
@@ -54,7 +53,7 @@ def pages_naming_tests() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("page", "file", "name"), pages_naming_tests())
-def test_every_test_that_is_named_exists(page: str, file: str, name: str) -> None:
+def test_every_test_that_is_named_exists(page, file, name):
     path = ROOT / "tests" / file
 
     assert path.is_file(), f"{page}: there is no {file}"
@@ -64,12 +63,12 @@ def test_every_test_that_is_named_exists(page: str, file: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("row", rows_with_tests(GUARANTEES), ids=lambda row: row.name)
-def test_every_guarantee_is_complete_and_names_its_tests(row: EvidencedRow) -> None:
+def test_every_guarantee_is_complete_and_names_its_tests(row):
     assert all(row.cells)
     assert named_tests(row.tests)
 
 
-def test_every_row_has_a_status_and_what_it_needs() -> None:
+def test_every_row_has_a_status_and_what_it_needs():
     for row in rows():
         assert row.status in STATUSES, row
         if row.status in ("met", "partly"):
@@ -87,7 +86,7 @@ OJS_NORMATIVE_ROWS = {
 }  # fmt: skip
 
 
-def test_every_requirement_of_the_open_job_spec_has_its_row() -> None:
+def test_every_requirement_of_the_open_job_spec_has_its_row():
     normative = Counter(
         row.section
         for row in rows()
@@ -98,7 +97,7 @@ def test_every_requirement_of_the_open_job_spec_has_its_row() -> None:
     assert normative == OJS_NORMATIVE_ROWS
 
 
-def test_all_five_documents_are_there() -> None:
+def test_all_five_documents_are_there():
     counted = Counter(row.document.partition(":")[0] for row in rows())
     print(dict(counted), Counter(row.status for row in rows()))
 
@@ -108,7 +107,7 @@ def test_all_five_documents_are_there() -> None:
 # -- What no other test shows ----------------------------------------------------------------------
 
 
-def test_the_exceptions_are_documented() -> None:
+def test_the_exceptions_are_documented():
     text = GUARANTEES.read_text(encoding="utf-8")
 
     assert text.index("a body can run twice") < text.index("## What holds")
@@ -118,7 +117,7 @@ def test_the_exceptions_are_documented() -> None:
 
 # Django's are the stores of what is behind them: tests/stores/test_django_stores.py.
 @pytest.mark.parametrize("scheme", [name for name in BUILT_IN if not name.startswith("django-")])
-def test_every_store_names_its_guarantee_and_mechanism(scheme: str, tmp_path: Path) -> None:
+def test_every_store_names_its_guarantee_and_mechanism(scheme, tmp_path):
     url = {
         "sqlite": f"sqlite:///{tmp_path}/locks.db",
         "memory": "memory://",
@@ -141,7 +140,7 @@ def make_task(**settings: Any) -> tuple[Celery, Any]:
     return app, charge
 
 
-def test_a_waiting_key_outlives_the_visibility_timeout() -> None:
+def test_a_waiting_key_outlives_the_visibility_timeout():
     app, charge = make_task(namespace="visible", queue_lease="PT1M")
     app.conf.broker_transport_options = {"visibility_timeout": 7200}
     charge.delay(7)

@@ -35,7 +35,7 @@ def workers(environment: dict[str, str]) -> list[psutil.Process]:
     return found
 
 
-def test_the_demo_ends_with_a_table_and_code_0(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_demo_ends_with_a_table_and_code_0(environment, tmp_path):
     began = time.monotonic()
 
     done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=60)
@@ -52,9 +52,7 @@ def test_the_demo_ends_with_a_table_and_code_0(environment: dict[str, str], tmp_
     assert workers(environment) == []
 
 
-def test_a_demo_that_is_ended_from_outside_cleans_up(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_demo_that_is_ended_from_outside_cleans_up(environment, tmp_path):
     with subprocess.Popen(DEMO, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         seen = ""
@@ -71,7 +69,7 @@ def test_a_demo_that_is_ended_from_outside_cleans_up(
     assert workers(environment) == []
 
 
-def test_a_figure_that_is_wrong_is_shown_and_is_code_1() -> None:
+def test_a_figure_that_is_wrong_is_shown_and_is_code_1():
     script = (
         "import sys; sys.path.insert(0, 'demo'); import run;"
         "scene = run.Scene('two calls', run.Figures(2, 1, 1, 1), lambda: (2, 1));"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, EvidencedRow, named_tests, rows_with_tests
+from tests.docs.pages import DOCS, ROOT, named_tests, rows_with_tests
 
 PAGE = DOCS / "explanation" / "failure-modes.md"
 #: The tests of faults that show no row of their own.
@@ -22,7 +22,7 @@ UNNAMED = {
 
 
 @pytest.mark.parametrize("row", rows_with_tests(PAGE), ids=lambda row: row.name)
-def test_row_is_complete_and_names_tests_that_exist(row: EvidencedRow) -> None:
+def test_row_is_complete_and_names_tests_that_exist(row):
     assert len(row.cells) == 5
     assert all(row.cells)
     assert named_tests(row.tests)
@@ -31,14 +31,14 @@ def test_row_is_complete_and_names_tests_that_exist(row: EvidencedRow) -> None:
         assert re.search(rf"^def {name}\(", source, re.MULTILINE), f"{file} has no {name}"
 
 
-def test_every_row_of_a_table_has_a_name() -> None:
+def test_every_row_of_a_table_has_a_name():
     claims, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Tests\n")
     rows = [line for line in claims.splitlines() if re.match(r"\| (?!---|row )", line)]
 
     assert len(rows) == len(rows_with_tests(PAGE))
 
 
-def test_every_test_of_faults_is_on_the_page() -> None:
+def test_every_test_of_faults_is_on_the_page():
     on_page = {name for _, name in named_tests(PAGE.read_text(encoding="utf-8"))}
     files = (
         "busy_shutdown",

@@ -58,7 +58,7 @@ def advance(app: Celery, duration: timedelta) -> None:
     state_of(app).store.clock_offset_ms += int(duration.total_seconds() * 1000)
 
 
-def test_a_key_that_is_known_answers_with_its_task(pay: Any) -> None:
+def test_a_key_that_is_known_answers_with_its_task(pay):
     first = pay.apply_async(("a", 1), idempotency_key="k")
     again = pay.apply_async(("a", 1), idempotency_key="k")
     other = pay.apply_async(("a", 1), idempotency_key="l")
@@ -67,9 +67,7 @@ def test_a_key_that_is_known_answers_with_its_task(pay: Any) -> None:
     assert again.id == first.id
 
 
-def test_a_finished_task_answers_with_its_result_until_its_time_is_over(
-    app: Celery, pay: Any
-) -> None:
+def test_a_finished_task_answers_with_its_result_until_its_time_is_over(app, pay):
     with working(app):
         first = pay.apply_async(("a", 1), idempotency_key="k")
         first.get(timeout=10)
@@ -83,7 +81,7 @@ def test_a_finished_task_answers_with_its_result_until_its_time_is_over(
     assert pay.apply_async(("a", 1), idempotency_key="k").outcome == "created"
 
 
-def test_the_time_can_be_given(app: Celery, pay: Any) -> None:
+def test_the_time_can_be_given(app, pay):
     with working(app):
         pay.apply_async(("a", 1), idempotency_key="k", idempotency_ttl="PT1H").get(timeout=10)
 
@@ -91,7 +89,7 @@ def test_the_time_can_be_given(app: Celery, pay: Any) -> None:
     assert pay.apply_async(("a", 1), idempotency_key="k").outcome == "created"
 
 
-def test_a_task_that_still_waits_keeps_its_key_beyond_its_time(app: Celery, pay: Any) -> None:
+def test_a_task_that_still_waits_keeps_its_key_beyond_its_time(app, pay):
     first = pay.apply_async(("a", 1), idempotency_key="k", idempotency_ttl=60)
 
     advance(app, timedelta(minutes=2))
@@ -99,20 +97,20 @@ def test_a_task_that_still_waits_keeps_its_key_beyond_its_time(app: Celery, pay:
     assert pay.apply_async(("a", 1), idempotency_key="k").id == first.id
 
 
-def test_a_failed_task_frees_its_key(app: Celery, pay: Any) -> None:
+def test_a_failed_task_frees_its_key(app, pay):
     with working(app):
         pay.apply_async(("a", -1), idempotency_key="k").get(timeout=10, propagate=False)
 
         assert pay.apply_async(("a", -1), idempotency_key="k").outcome == "created"
 
 
-def test_a_revoked_task_frees_its_key(pay: Any) -> None:
+def test_a_revoked_task_frees_its_key(pay):
     pay.apply_async(("a", 1), idempotency_key="k").revoke()
 
     assert pay.apply_async(("a", 1), idempotency_key="k").outcome == "created"
 
 
-def test_the_same_key_with_other_arguments_is_a_conflict(pay: Any) -> None:
+def test_the_same_key_with_other_arguments_is_a_conflict(pay):
     first = pay.apply_async(("a", 1), idempotency_key="k")
 
     with pytest.raises(IdempotencyKeyConflict):
@@ -122,7 +120,7 @@ def test_the_same_key_with_other_arguments_is_a_conflict(pay: Any) -> None:
     assert by_name.id == first.id
 
 
-def test_a_key_belongs_to_its_task_or_by_setting_to_the_app(app: Celery, pay: Any) -> None:
+def test_a_key_belongs_to_its_task_or_by_setting_to_the_app(app, pay):
     @app.task(name=f"{app.main}.refund")
     def refund(account: str, amount: int) -> None: ...
 
@@ -135,14 +133,14 @@ def test_a_key_belongs_to_its_task_or_by_setting_to_the_app(app: Celery, pay: An
         refund.apply_async(("a", 1), idempotency_key="m")
 
 
-def test_the_tasks_strategy_on_conflict_counts(pay: Any) -> None:
+def test_the_tasks_strategy_on_conflict_counts(pay):
     pay.apply_async(("a", 1), idempotency_key="k")
 
     with pytest.raises(DuplicateTask):
         pay.apply_async(("a", 1), idempotency_key="k", unique=True, unique_on_conflict="reject")
 
 
-def test_the_strategy_of_a_task_decides_what_a_call_without_a_key_is(app: Celery) -> None:
+def test_the_strategy_of_a_task_decides_what_a_call_without_a_key_is(app):
     @app.task(unique=True, identity_strategy="caller_provided", name=f"{app.main}.strictest")
     def strictest(order: int) -> None: ...
 
@@ -155,7 +153,7 @@ def test_the_strategy_of_a_task_decides_what_a_call_without_a_key_is(app: Celery
 
 
 @pytest.mark.parametrize("strategy", ["strict", "caller_provided", "always_unique"])
-def test_a_key_wins_over_every_strategy(app: Celery, strategy: str) -> None:
+def test_a_key_wins_over_every_strategy(app, strategy):
     @app.task(unique=True, identity_strategy=strategy, name=f"{app.main}.charge")
     def charge(order: int) -> None: ...
 
@@ -164,7 +162,7 @@ def test_a_key_wins_over_every_strategy(app: Celery, strategy: str) -> None:
     assert charge.apply_async((1,), idempotency_key="k").id == first.id
 
 
-def test_a_task_is_found_and_let_go_of_by_its_key(pay: Any) -> None:
+def test_a_task_is_found_and_let_go_of_by_its_key(pay):
     result = pay.apply_async(("a", 1), idempotency_key="k")
 
     lock = lookup(pay, idempotency_key="k")
@@ -175,9 +173,7 @@ def test_a_task_is_found_and_let_go_of_by_its_key(pay: Any) -> None:
     assert lookup(pay, idempotency_key="k") is None
 
 
-def test_a_key_is_taken_by_a_sender_without_the_tasks_code(
-    app: Celery, pay: Any, sqlite_url: str
-) -> None:
+def test_a_key_is_taken_by_a_sender_without_the_tasks_code(app, pay, sqlite_url):
     app.conf.unique_store_url = sqlite_url
     sender = Celery("sender", broker="memory://", set_as_current=False)
     celery_unique.install(sender, store_url=sqlite_url)

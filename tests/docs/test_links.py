@@ -37,7 +37,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_of_a_page_leads_to_a_page_and_a_heading(page: Path) -> None:
+def test_every_link_of_a_page_leads_to_a_page_and_a_heading(page):
     dead = [link for link in links(page) if not leads_somewhere(page, link)]
 
     assert dead == []
@@ -51,7 +51,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
     return not anchor or anchor in anchors(target)
 
 
-def test_a_dead_link_would_be_seen() -> None:
+def test_a_dead_link_would_be_seen():
     readme = ROOT / "README.md"
 
     assert leads_somewhere(readme, "README.md#install")
@@ -60,7 +60,7 @@ def test_a_dead_link_would_be_seen() -> None:
     assert links(readme), "the test sees no links at all"
 
 
-def test_every_page_is_in_a_table_of_contents() -> None:
+def test_every_page_is_in_a_table_of_contents():
     listed = set()
     for index in (ROOT / "docs").rglob("index.md"):
         for toctree in re.findall(r"```\{toctree\}\n(.*?)```", index.read_text(), re.DOTALL):

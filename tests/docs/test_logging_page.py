@@ -57,7 +57,7 @@ def rows() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("module", "level", "text"), written_lines())
-def test_every_log_line_is_on_the_page_with_its_level(module: str, level: str, text: str) -> None:
+def test_every_log_line_is_on_the_page_with_its_level(module, level, text):
     # The longest beginning that fits: "%s[%s]: %s" begins many others.
     beginnings = [row for row in rows() if text.startswith(row[1])]
 
@@ -66,14 +66,14 @@ def test_every_log_line_is_on_the_page_with_its_level(module: str, level: str, t
 
 
 @pytest.mark.parametrize(("level", "text"), rows())
-def test_every_line_on_the_page_can_be_written(level: str, text: str) -> None:
+def test_every_line_on_the_page_can_be_written(level, text):
     lines = [(found, line) for _, found, line in written_lines() if line.startswith(text)]
 
     assert level in {found for found, _ in lines}
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.outcome)
-def test_the_outcome_and_the_attributes_of_an_event_are_in_its_row(event: reporting.Event) -> None:
+def test_the_outcome_and_the_attributes_of_an_event_are_in_its_row(event):
     line = line_of(event)
     table = PAGE.split("These have no attributes")[0]
     found = re.findall(r"^\| [A-Z]+ \| `([^`]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", table, re.MULTILINE)
@@ -84,7 +84,7 @@ def test_the_outcome_and_the_attributes_of_an_event_are_in_its_row(event: report
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.outcome)
-def test_a_line_shows_no_fact_that_is_not_an_attribute(event: reporting.Event) -> None:
+def test_a_line_shows_no_fact_that_is_not_an_attribute(event):
     shown = set(re.findall(r"%\((\w+)\)", event.text))
 
     assert shown <= {"task_name", "task_id", *event.facts}
@@ -92,9 +92,7 @@ def test_a_line_shows_no_fact_that_is_not_an_attribute(event: reporting.Event) -
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.outcome)
-def test_no_attribute_is_one_that_python_has_given_to_every_log_record(
-    event: reporting.Event,
-) -> None:
+def test_no_attribute_is_one_that_python_has_given_to_every_log_record(event):
     taken = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
     assert {"task_name", "task_id", "outcome", *event.facts} & taken == set()
@@ -112,7 +110,7 @@ def reports_in(path: Path) -> Iterator[tuple[str, set[str]]]:
             yield node.func.attr, {keyword.arg or "**" for keyword in node.keywords}
 
 
-def test_every_report_has_the_facts_of_its_event() -> None:
+def test_every_report_has_the_facts_of_its_event():
     of_signal = {
         reporting.unique_acquired: {"key", "app"},
         reporting.unique_released: {"key", "reason", "app"},

@@ -33,7 +33,7 @@ def app(redis_url: str) -> Any:
 def rebuild(shop_id: int) -> None: ...
 
 
-def test_a_graceful_duplicate_of_celery_once_has_neither_outcome_nor_id(app: Celery) -> None:
+def test_a_graceful_duplicate_of_celery_once_has_neither_outcome_nor_id(app):
     task = app.task(base=QueueOnce, once={"graceful": True}, unique=True, shared=False)(rebuild)
     assert task.delay(7).outcome == "created"
 
@@ -44,7 +44,7 @@ def test_a_graceful_duplicate_of_celery_once_has_neither_outcome_nor_id(app: Cel
     assert not hasattr(again, "deduplicated")
 
 
-def test_celery_once_raises_its_own_error_beside_ours(app: Celery) -> None:
+def test_celery_once_raises_its_own_error_beside_ours(app):
     task = app.task(base=QueueOnce, unique=True, shared=False)(rebuild)
     task.delay(8)  # its connection is one for all apps of a process
 
@@ -59,7 +59,7 @@ def test_celery_once_raises_its_own_error_beside_ours(app: Celery) -> None:
         {"base": HeimdallTask, "heimdall": {"unique": True}},
     ],
 )
-def test_a_duplicate_of_the_others_is_bypassed(app: Celery, options: dict[str, Any]) -> None:
+def test_a_duplicate_of_the_others_is_bypassed(app, options):
     task = app.task(unique=True, shared=False, **options)(rebuild)
     first = task.delay(7)
 

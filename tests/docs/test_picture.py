@@ -76,9 +76,7 @@ def contrast(one: str, other: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_every_word_and_bar_stands_out_from_what_is_behind_it(
-    browser: Chrome, preference: str
-) -> None:
+def test_every_word_and_bar_stands_out_from_what_is_behind_it(browser, preference):
     drawn = shapes(browser)
     ground, *bars = drawn["rects"]
 
@@ -93,9 +91,7 @@ def test_every_word_and_bar_stands_out_from_what_is_behind_it(
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda path: path.stem)
-def test_every_word_of_a_diagram_stands_out_and_lies_on_no_other(
-    browser: Chrome, preference: str, diagram: Path
-) -> None:
+def test_every_word_of_a_diagram_stands_out_and_lies_on_no_other(browser, preference, diagram):
     drawn = shapes(browser, diagram)
     ground, *boxes = drawn["rects"]
 
@@ -117,7 +113,7 @@ def lies_within(text: dict[str, Any], box: dict[str, Any]) -> bool:
     return across and box["y"] <= text["y"] and text["bottom"] <= box["bottom"]
 
 
-def test_every_diagram_is_on_a_page() -> None:
+def test_every_diagram_is_on_a_page():
     shown = {
         (page.parent / name).resolve()
         for page in DOCS.rglob("*.md")
@@ -127,7 +123,7 @@ def test_every_diagram_is_on_a_page() -> None:
     assert shown == {docs.PICTURE, *DIAGRAMS}
 
 
-def test_no_word_is_cut_off_or_lies_on_another(browser: Chrome) -> None:
+def test_no_word_is_cut_off_or_lies_on_another(browser):
     drawn = shapes(browser)
 
     assert len(drawn["texts"]) > 10
@@ -145,7 +141,7 @@ def test_no_word_is_cut_off_or_lies_on_another(browser: Chrome) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_reader_sees(browser: Chrome, preference: str, page: str, tmp_path: Path) -> None:
+def test_what_a_reader_sees(browser, preference, page, tmp_path):
     """On a page whose colours the reader has chosen against those of the system, too."""
     html = tmp_path / "page.html"
     html.write_text(
@@ -158,7 +154,7 @@ def test_what_a_reader_sees(browser: Chrome, preference: str, page: str, tmp_pat
     keep_screenshot(browser, f"performance-{preference}-on-{page}")
 
 
-def test_a_picture_in_one_grey_fails() -> None:
+def test_a_picture_in_one_grey_fails():
     """#444, as it was, on the dark page of the documentation."""
     assert contrast("rgb(68, 68, 68)", "rgb(19, 20, 22)") < FOR_TEXT
     assert contrast("rgb(68, 68, 68)", "rgb(255, 255, 255)") >= FOR_TEXT

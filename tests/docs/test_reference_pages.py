@@ -33,7 +33,7 @@ def section(text: str, heading: str) -> str:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_has_its_section(name: str) -> None:
+def test_every_setting_has_its_section(name):
     setting = SETTINGS[name]
 
     text = section(page("settings.md"), f"`{name}`")
@@ -44,7 +44,7 @@ def test_every_setting_has_its_section(name: str) -> None:
     assert "**What goes wrong otherwise:**" in text
 
 
-def test_the_table_of_settings_is_complete_and_has_nothing_else() -> None:
+def test_the_table_of_settings_is_complete_and_has_nothing_else():
     rows = re.findall(
         r"^\| \[`(unique_\w+)`\]\(#\w+\) \| (.*) \| (.*) \|$", page("settings.md"), re.MULTILINE
     )
@@ -52,7 +52,7 @@ def test_the_table_of_settings_is_complete_and_has_nothing_else() -> None:
     assert rows == [(name, s.shown_default, s.meaning) for name, s in SETTINGS.items()]
 
 
-def test_every_default_for_an_option_is_listed() -> None:
+def test_every_default_for_an_option_is_listed():
     rows = re.findall(
         r"^\| `(unique_default_\w+)` \| \[`(\w+)`\]", page("settings.md"), re.MULTILINE
     )
@@ -61,7 +61,7 @@ def test_every_default_for_an_option_is_listed() -> None:
 
 
 @pytest.mark.parametrize("option", OPTION_FIELDS)
-def test_every_option_has_its_section(option: str) -> None:
+def test_every_option_has_its_section(option):
     field = OPTION_FIELDS[option]
     heading = f"`{option}`" if option == field else f"`{option}`, field `{field}`"
 
@@ -71,7 +71,7 @@ def test_every_option_has_its_section(option: str) -> None:
         assert part in text
 
 
-def test_the_policy_page_has_every_name_that_can_be_written() -> None:
+def test_the_policy_page_has_every_name_that_can_be_written():
     text = page("policy.md")
 
     names = [*DIMENSIONS, *CONFLICT_STRATEGIES, *IDENTITY_STRATEGIES, *STATES, *GROUPS, *CALL_ONLY]
@@ -80,7 +80,7 @@ def test_the_policy_page_has_every_name_that_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("name", exceptions.__all__)
-def test_every_exception_is_on_its_page(name: str) -> None:
+def test_every_exception_is_on_its_page(name):
     cls = getattr(exceptions, name)
     text = page("exceptions.md")
 

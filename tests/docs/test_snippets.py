@@ -30,7 +30,7 @@ PAGES = [page for page in all_pages() if python_script(page).strip() and page !=
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_python_on_a_page_runs_as_one_script(page: Path, tmp_path: Path) -> None:
+def test_the_python_on_a_page_runs_as_one_script(page, tmp_path):
     done = subprocess.run(
         [sys.executable, run_page.__file__, page],
         cwd=tmp_path,
@@ -43,7 +43,7 @@ def test_the_python_on_a_page_runs_as_one_script(page: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
-def test_every_page_that_should_show_code_does() -> None:
+def test_every_page_that_should_show_code_does():
     names = {name_of(page) for page in PAGES}
 
     assert {"README.md", "docs/index.md", "docs/reference/functions.md"} <= names
@@ -51,7 +51,7 @@ def test_every_page_that_should_show_code_does() -> None:
     assert how_to <= names
 
 
-def test_a_snippet_that_is_wrong_fails_with_the_line_of_its_page(tmp_path: Path) -> None:
+def test_a_snippet_that_is_wrong_fails_with_the_line_of_its_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n```python\nx = 1\n```\n\nText.\n\n```python\nassert x == 2\n```\n")
 
@@ -66,14 +66,14 @@ def test_a_snippet_that_is_wrong_fails_with_the_line_of_its_page(tmp_path: Path)
     assert f'File "{page}", line 10' in done.stderr
 
 
-def test_the_readme_begins_with_an_example_of_nine_lines() -> None:
+def test_the_readme_begins_with_an_example_of_nine_lines():
     first = next(block for block in blocks(README) if block.language == "python")
 
     assert len(first.text.splitlines()) == 9
     assert first.line < 20, "the example belongs on the first screen"
 
 
-def test_the_readme_stays_short() -> None:
+def test_the_readme_stays_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) < 120
 
 
@@ -94,7 +94,7 @@ def shell_lines() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), shell_lines())
-def test_a_command_on_a_page_exists(page: str, line: str) -> None:
+def test_a_command_on_a_page_exists(page, line):
     for command in line.partition(" #")[0].split("&&"):
         name, *arguments = shlex.split(command.strip())
         name = Path(name).name
@@ -121,13 +121,13 @@ def assert_installs(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=name_of)
-def test_make_commands_in_the_text_exist(page: Path) -> None:
+def test_make_commands_in_the_text_exist(page):
     mentioned = set(re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8")))
 
     assert mentioned <= make_targets()
 
 
-def test_an_extra_is_quoted_wherever_it_is_named() -> None:
+def test_an_extra_is_quoted_wherever_it_is_named():
     """Brackets are a pattern in zsh, which finds no file of that name and installs nothing."""
     texts = [*all_pages(), *ROOT.glob("*.md"), *(ROOT / "example_project").glob("*.md")]
     texts += [*(ROOT / "celery_unique").rglob("*.py"), *(ROOT / "demo").rglob("*.py")]

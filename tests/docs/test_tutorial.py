@@ -122,9 +122,7 @@ def is_worker(block: Block) -> bool:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("pause_s", [0, 10], ids=["at once", "at a person's speed"])
-def test_the_tutorial_works_as_it_says(
-    type_in: Callable[[str], None], start_worker: Callable[[str], Path], pause_s: int
-) -> None:
+def test_the_tutorial_works_as_it_says(type_in, start_worker, pause_s):
     log = Path()
     for step in steps():
         time.sleep(pause_s)  # the reader reads: nothing may depend on how long

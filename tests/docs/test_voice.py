@@ -49,11 +49,11 @@ def old_words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", texts(), ids=name_of)
-def test_no_word_of_the_old_voice_is_left(path: Path) -> None:
+def test_no_word_of_the_old_voice_is_left(path):
     assert old_words(path.read_text(encoding="utf-8")) == []
 
 
-def test_the_list_finds_its_words_and_leaves_technical_terms() -> None:
+def test_the_list_finds_its_words_and_leaves_technical_terms():
     old = "Nobody heard of it.\nThe key is given\nback by whoever asks the store, all the same."
     new = "Calls at once, at-least-once delivery, `give_back()`, a replay, an ongoing task."
 
@@ -69,6 +69,6 @@ def test_the_list_finds_its_words_and_leaves_technical_terms() -> None:
     assert old_words(new) == []
 
 
-def test_every_word_of_the_list_has_a_replacement() -> None:
+def test_every_word_of_the_list_has_a_replacement():
     assert len(replacements()) > 20
     assert all(replacements().values())

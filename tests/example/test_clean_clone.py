@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import LocalProcess, RedisServer, eventually
+from tests.support import LocalProcess, eventually
 from tests.support.environments import ROOT, clean_env, outer_python
 from tests.support.server import free_port
 
@@ -37,9 +37,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.server
 @pytest.mark.timeout(300)
-def test_the_example_runs_on_redis_in_a_clean_clone(
-    clone: Path, tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_the_example_runs_on_redis_in_a_clean_clone(clone, tmp_path, redis_server):
     port, flower = free_port(), free_port()
     options = f"--port {port} --flower-port {flower}"
     made = LocalProcess(

@@ -25,7 +25,7 @@ def manage(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
+def test_the_projects_own_tests_pass(tmp_path):
     done = manage(tmp_path, "test", "--noinput", "--settings", "config.test_settings")
 
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def test_the_projects_own_tests_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checks_and_migrations_are_clean(tmp_path: Path) -> None:
+def test_checks_and_migrations_are_clean(tmp_path):
     checked = manage(tmp_path, "check", "--fail-level", "WARNING")
     migrated = manage(tmp_path, "makemigrations", "--check", "--dry-run")
 
@@ -44,14 +44,14 @@ def test_checks_and_migrations_are_clean(tmp_path: Path) -> None:
     assert migrated.returncode == 0, migrated.stdout + migrated.stderr
 
 
-def test_nothing_on_the_page_is_from_another_host() -> None:
+def test_nothing_on_the_page_is_from_another_host():
     for folder in ("templates", "static"):
         for path in (EXAMPLE / "shop" / folder).rglob("*.*"):
             hosts = set(re.findall(r"https?://[\w.]+", path.read_text(encoding="utf-8")))
             assert hosts <= {"http://www.w3.org"}, path  # the name of SVG, which nobody fetches
 
 
-def test_nothing_on_the_page_is_inline() -> None:
+def test_nothing_on_the_page_is_inline():
     for path in (EXAMPLE / "shop" / "templates").rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=", text), path

@@ -32,7 +32,7 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_says_what_it_does() -> None:
+def test_help_says_what_it_does():
     done = run("--help")
 
     assert done.returncode == 0
@@ -40,7 +40,7 @@ def test_help_says_what_it_does() -> None:
         assert words in done.stdout
 
 
-def test_make_example_starts_serves_and_stops_with_all_its_processes(tmp_path: Path) -> None:
+def test_make_example_starts_serves_and_stops_with_all_its_processes(tmp_path):
     shop = Shop(tmp_path)
     # What make would install is there: the tests' own environment.
     here = ["-o", ".venv/.installed-example", f"BIN={Path(sys.executable).parent}"]
@@ -70,7 +70,7 @@ def test_make_example_starts_serves_and_stops_with_all_its_processes(tmp_path: P
         process.kill()
 
 
-def test_two_shops_do_not_share_a_directory(tmp_path: Path) -> None:
+def test_two_shops_do_not_share_a_directory(tmp_path):
     (tmp_path / "shop.sqlite3").write_text("kept")
     directory = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)
@@ -85,7 +85,7 @@ def test_two_shops_do_not_share_a_directory(tmp_path: Path) -> None:
     assert (tmp_path / "shop.sqlite3").read_text() == "kept"
 
 
-def test_a_port_that_is_taken_is_told_and_nothing_is_deleted(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_told_and_nothing_is_deleted(tmp_path):
     (tmp_path / "shop.sqlite3").write_text("kept")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -107,9 +107,7 @@ def press_ten_times(page: Page) -> None:
     assert "10 calls, 9 duplicates, 1 run" in status.get_attribute("textContent")
 
 
-def test_a_button_pressed_ten_times_runs_one_task_and_shows_nine_duplicates(
-    shop: Shop, visit: Callable[[Shop], Page]
-) -> None:
+def test_a_button_pressed_ten_times_runs_one_task_and_shows_nine_duplicates(shop, visit):
     page = visit(shop)
 
     press_ten_times(page)
@@ -124,9 +122,7 @@ def test_a_button_pressed_ten_times_runs_one_task_and_shows_nine_duplicates(
 
 
 @pytest.mark.server
-def test_with_redis_by_one_setting_it_is_the_same(
-    redis_shop: Shop, visit: Callable[[Shop], Page]
-) -> None:
+def test_with_redis_by_one_setting_it_is_the_same(redis_shop, visit):
     page = visit(redis_shop)
 
     press_ten_times(page)
@@ -137,7 +133,7 @@ def test_with_redis_by_one_setting_it_is_the_same(
     eventually(lambda: "Flower" in page.browser.title, timeout=60)
 
 
-def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], Page]) -> None:
+def test_ten_presses_of_every_other_button(shop, visit):
     eventually(lambda: shop.events("run", "nightly_report"), timeout=60)
     page = visit(shop)
 
@@ -183,9 +179,7 @@ def test_ten_presses_of_every_other_button(shop: Shop, visit: Callable[[Shop], P
     assert 1 <= synced["runs"] <= 2
 
 
-def test_beat_calls_the_report_and_its_duplicates_are_shown(
-    shop: Shop, visit: Callable[[Shop], Page]
-) -> None:
+def test_beat_calls_the_report_and_its_duplicates_are_shown(shop, visit):
     page = visit(shop)
 
     chips = f"{CARD % 'nightly_report'} .calls li"
@@ -195,7 +189,7 @@ def test_beat_calls_the_report_and_its_duplicates_are_shown(
 # -- The page itself -------------------------------------------------------------------------------
 
 
-def test_html_in_an_argument_is_shown_as_text(shop: Shop, visit: Callable[[Shop], Page]) -> None:
+def test_html_in_an_argument_is_shown_as_text(shop, visit):
     page = visit(shop)
     evil = "<img src=x onerror=document.title='owned'><b>bold</b>"
     field = page.find("#description")
@@ -213,7 +207,7 @@ def test_html_in_an_argument_is_shown_as_text(shop: Shop, visit: Callable[[Shop]
     assert "owned" not in page.browser.title
 
 
-def test_no_request_goes_to_another_host(shop: Shop, visit: Callable[[Shop], Page]) -> None:
+def test_no_request_goes_to_another_host(shop, visit):
     page = visit(shop)
     script = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
 
@@ -230,9 +224,7 @@ def test_no_request_goes_to_another_host(shop: Shop, visit: Callable[[Shop], Pag
     assert [url for url in asked if not url.startswith(shop.url)] == []
 
 
-def test_everything_is_reached_and_pressed_without_a_mouse(
-    shop: Shop, visit: Callable[[Shop], Page]
-) -> None:
+def test_everything_is_reached_and_pressed_without_a_mouse(shop, visit):
     page = visit(shop)
     page.browser.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
     controls = page.all("a, button, input, select, summary")
@@ -260,9 +252,7 @@ def test_everything_is_reached_and_pressed_without_a_mouse(
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_screen(
-    shop: Shop, visit: Callable[[Shop], Page], width: int
-) -> None:
+def test_nothing_is_wider_than_the_screen(shop, visit, width):
     page = visit(shop)
     page.look((width, 800))
     for summary in page.all("summary"):
@@ -275,9 +265,7 @@ def test_nothing_is_wider_than_the_screen(
     assert measured[0] <= measured[1]
 
 
-def test_a_link_leads_to_the_locks_on_the_admin_page(
-    shop: Shop, visit: Callable[[Shop], Page]
-) -> None:
+def test_a_link_leads_to_the_locks_on_the_admin_page(shop, visit):
     shop.order("locked")
     page = visit(shop)
 
@@ -296,7 +284,7 @@ def test_a_link_leads_to_the_locks_on_the_admin_page(
 # -- Its HTTP answers, for programs ----------------------------------------------------------------
 
 
-def test_every_answer_to_an_order(shop: Shop) -> None:
+def test_every_answer_to_an_order(shop):
     for last in range(4):  # on a busy machine the work may be done before it is asked about
         key = f'"8e03978e-40d5-43e8-bc93-6894a57f932{last}"'
         new = shop.order(key)
@@ -330,7 +318,7 @@ def test_every_answer_to_an_order(shop: Shop) -> None:
 
 
 # Last: it ends the shop that the others share.
-def test_a_child_that_dies_ends_the_shop_and_shows_its_log(shop: Shop) -> None:
+def test_a_child_that_dies_ends_the_shop_and_shows_its_log(shop):
     commands = [psutil.Process(pid) for pid in shop.process.children()]
     [beat] = [child for child in commands if "beat" in child.cmdline()]
 

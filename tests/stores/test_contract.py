@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
-from celery_unique.stores.base import LockStore
 from celery_unique.testing.store_contract import LockStoreContract
 from celery_unique.testing.store_contract.factories import Key, fresh_key
 from tests.stores import broken, broken_following, broken_replacing
@@ -17,7 +15,7 @@ class TestContract(LockStoreContract):
     """``store`` is the parametrised fixture of conftest.py."""
 
 
-def test_no_test_of_the_contract_hides_another() -> None:
+def test_no_test_of_the_contract_hides_another():
     names = Counter(
         name
         for part in LockStoreContract.__mro__
@@ -29,14 +27,12 @@ def test_no_test_of_the_contract_hides_another() -> None:
 
 
 @pytest.mark.parametrize(("store", "test"), broken.CAUGHT_BY)
-def test_the_contract_catches_a_store_that_leaves_a_rule_out(
-    store: type[LockStore], test: Callable[..., None]
-) -> None:
+def test_the_contract_catches_a_store_that_leaves_a_rule_out(store, test):
     with pytest.raises(AssertionError):
         test(LockStoreContract(), key=Key(store(), fresh_key()))
 
 
-def test_every_broken_store_is_caught_by_the_contract() -> None:
+def test_every_broken_store_is_caught_by_the_contract():
     stores = {
         *broken.every_broken_store(),
         *broken_following.every_broken_store(),

@@ -64,7 +64,7 @@ def broken(request: pytest.FixtureRequest) -> Iterator[Broken]:
             yield Broken(store, other, dead, healthy)
 
 
-def test_the_others_are_asked_and_answer_in_one_batch(broken: Broken) -> None:
+def test_the_others_are_asked_and_answer_in_one_batch(broken):
     store, (dead, healthy) = broken.store, broken.some(0)
     keys = [key for pair in zip(dead, healthy, strict=True) for key in pair]
 
@@ -81,7 +81,7 @@ def test_the_others_are_asked_and_answer_in_one_batch(broken: Broken) -> None:
             assert isinstance(answer, StoreUnavailable)
 
 
-def test_single_acts_and_one_way_acts_reach_the_others(broken: Broken) -> None:
+def test_single_acts_and_one_way_acts_reach_the_others(broken):
     store, (dead, healthy) = broken.store, broken.some(1)
     fresh = broken.healthy[12]
     for key in dead:
@@ -97,7 +97,7 @@ def test_single_acts_and_one_way_acts_reach_the_others(broken: Broken) -> None:
         store.read(dead[0])
 
 
-def test_what_is_due_on_the_others_is_found_and_a_walk_tells_of_them_first(broken: Broken) -> None:
+def test_what_is_due_on_the_others_is_found_and_a_walk_tells_of_them_first(broken):
     store, (_, healthy) = broken.store, broken.some(2)
     advance(store, 2 * QUEUE_LEASE)
 

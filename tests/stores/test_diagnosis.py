@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -38,9 +36,7 @@ def found(told: Diagnosis) -> list[tuple[str, str]]:
         pytest.param("valkey_url", r"Valkey \d+\.\d+\.\d+", marks=pytest.mark.server),
     ],
 )
-def test_redis_tells_version_persistence_and_eviction(
-    request: pytest.FixtureRequest, fixture: str, server: str
-) -> None:
+def test_redis_tells_version_persistence_and_eviction(request, fixture, server):
     told = diagnose(request.getfixturevalue(fixture))
 
     assert told.reach == "network"
@@ -50,7 +46,7 @@ def test_redis_tells_version_persistence_and_eviction(
     assert found(told) == [("persistence", "warning")]
 
 
-def test_postgresql_tells_version_and_role(postgres_url: str) -> None:
+def test_postgresql_tells_version_and_role(postgres_url):
     told = diagnose(postgres_url)
 
     assert told.reach == "network"
@@ -59,7 +55,7 @@ def test_postgresql_tells_version_and_role(postgres_url: str) -> None:
     assert urlsplit(postgres_url).path in told.facts["place"]
 
 
-def test_sqlite_is_shared_on_one_machine(sqlite_url: str) -> None:
+def test_sqlite_is_shared_on_one_machine(sqlite_url):
     told = diagnose(sqlite_url)
 
     assert told.reach == "machine"
@@ -68,11 +64,11 @@ def test_sqlite_is_shared_on_one_machine(sqlite_url: str) -> None:
     assert not told.findings
 
 
-def test_memory_is_shared_in_one_process() -> None:
+def test_memory_is_shared_in_one_process():
     assert diagnose("memory://").reach == "process"
 
 
-def test_a_user_without_the_rights_gets_a_note(redis_server: RedisServer, redis_url: str) -> None:
+def test_a_user_without_the_rights_gets_a_note(redis_server, redis_url):
     with redis_server.client() as client:
         client.acl_setuser(
             "few", enabled=True, passwords=["+secret"], keys=["cu:*"], commands=["+ping", "+select"]
@@ -87,7 +83,7 @@ def test_a_user_without_the_rights_gets_a_note(redis_server: RedisServer, redis_
     assert "secret" not in told.findings[0].message
 
 
-def test_a_store_that_is_away_is_unavailable() -> None:
+def test_a_store_that_is_away_is_unavailable():
     with pytest.raises(StoreUnavailable):
         diagnose(f"redis://127.0.0.1:{free_port()}/0")
 
@@ -114,9 +110,7 @@ def name(server: RedisServer) -> str:
     return f"{HOST}:{server.port}"
 
 
-def test_every_primary_tells_of_itself_and_nothing_is_found_where_all_is_well(
-    group: RedisCluster | RedisSentinels,
-) -> None:
+def test_every_primary_tells_of_itself_and_nothing_is_found_where_all_is_well(group):
     primaries = primaries_of(group)
 
     with configured(primaries, appendonly="yes"):
@@ -132,9 +126,7 @@ def test_every_primary_tells_of_itself_and_nothing_is_found_where_all_is_well(
         assert (facts["persistence"], facts["eviction"]) == ("append-only file", "noeviction")
 
 
-def test_a_finding_names_the_server_that_it_was_made_on(
-    group: RedisCluster | RedisSentinels,
-) -> None:
+def test_a_finding_names_the_server_that_it_was_made_on(group):
     primaries = primaries_of(group)
     evicting, others = primaries[-1], primaries[:-1]
 
@@ -150,16 +142,14 @@ def test_a_finding_names_the_server_that_it_was_made_on(
     assert all(told.servers[name(other)]["eviction"] == "noeviction" for other in others)
 
 
-def test_what_is_the_same_on_every_node_of_a_cluster_is_said_once(
-    redis_cluster: RedisCluster,
-) -> None:
+def test_what_is_the_same_on_every_node_of_a_cluster_is_said_once(redis_cluster):
     told = diagnose(redis_cluster.url)
 
     assert found(told) == [("persistence", "warning")]  # as the tests start them
     assert all(name(server) in told.findings[0].message for server in redis_cluster.primaries())
 
 
-def test_a_user_of_a_cluster_without_the_rights_gets_a_note(redis_cluster: RedisCluster) -> None:
+def test_a_user_of_a_cluster_without_the_rights_gets_a_note(redis_cluster):
     few = "ACL SETUSER few on >secret ~cu:* +cluster|slots"
     for server in redis_cluster.servers:
         ask(server, *few.split())
@@ -174,9 +164,7 @@ def test_a_user_of_a_cluster_without_the_rights_gets_a_note(redis_cluster: Redis
     assert set(told.servers) == {name(server) for server in redis_cluster.primaries()}
 
 
-def test_a_primary_without_a_replica_is_found_and_one_that_hangs_is_named(
-    start_server: Callable[..., Any],
-) -> None:
+def test_a_primary_without_a_replica_is_found_and_one_that_hangs_is_named(start_server):
     cluster: RedisCluster = start_server(RedisCluster)
     alone, promoted = cluster.primaries()[0], cluster.replica_of(cluster.primaries()[1])
     cluster.fail_over(cluster.primaries()[1], kill=False)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from celery_unique.stores.base import LockStore
 from tests.stores.test_following_state_machine import FollowersAgainstModel
 from tests.stores.test_state_machine import TIME_LIMIT, StoreAgainstModel, budget, check, told
 
@@ -17,13 +14,7 @@ pytestmark = TIME_LIMIT
 @pytest.mark.parametrize(
     ("machine", "share"), [(StoreAgainstModel, 1.0), (FollowersAgainstModel, 0.5)]
 )
-def test_the_store_answers_as_the_model_does(
-    machine: type[StoreAgainstModel],
-    share: float,
-    django_store: LockStore,
-    request: pytest.FixtureRequest,
-    report: Callable[[str], None],
-) -> None:
+def test_the_store_answers_as_the_model_does(machine, share, django_store, request, report):
     kind = request.node.callspec.params["django_store"]
 
     figures = check(django_store, kind, budget(kind, share), machine)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,7 @@ from celery_unique.stores.redis import RedisStore
 from celery_unique.stores.sql import SqlStore
 from celery_unique.testing.store_contract.factories import claim, fresh_key
 from tests.stores.django_project import DjangoProject
-from tests.support import PostgresServer, RedisServer, Server, eventually
+from tests.support import RedisServer, Server, eventually
 from tests.support.server import HOST, find_program
 from tests.support.worker import REPOSITORY
 
@@ -90,9 +88,7 @@ def cache(django_project: DjangoProject, redis_url: str) -> Any:
         ),
     ],
 )
-def test_a_redis_cache_is_the_redis_store_on_its_server(
-    cache: Callable[..., Any], redis_url: str, backend: str, options: dict[str, Any]
-) -> None:
+def test_a_redis_cache_is_the_redis_store_on_its_server(cache, redis_url, backend, options):
     store = cache(backend, KEY_PREFIX="shop", VERSION=4, **options)
     plain = RedisStore.from_url(redis_url, key_prefix="shop:4:")
     key = fresh_key()
@@ -107,7 +103,7 @@ def test_a_redis_cache_is_the_redis_store_on_its_server(
     plain.close()
 
 
-def test_prefix_and_version_of_the_cache_keep_locks_apart(cache: Callable[..., Any]) -> None:
+def test_prefix_and_version_of_the_cache_keep_locks_apart(cache):
     key = fresh_key()
     stores = [
         cache(DJANGOS, KEY_PREFIX=prefix, VERSION=version)
@@ -123,9 +119,7 @@ def test_prefix_and_version_of_the_cache_keep_locks_apart(cache: Callable[..., A
         store.close()
 
 
-def test_a_key_function_that_puts_something_before_the_key_is_respected(
-    cache: Callable[..., Any], redis_url: str
-) -> None:
+def test_a_key_function_that_puts_something_before_the_key_is_respected(cache, redis_url):
     store = cache(
         DJANGO_REDIS, KEY_PREFIX="shop", KEY_FUNCTION=f"{__name__}.{suffixed_version.__name__}"
     )
@@ -136,9 +130,7 @@ def test_a_key_function_that_puts_something_before_the_key_is_respected(
     assert [found for found, _ in store.walk()] == [key]
 
 
-def test_of_several_servers_the_one_that_is_written_to_has_the_locks(
-    cache: Callable[..., Any], redis_url: str
-) -> None:
+def test_of_several_servers_the_one_that_is_written_to_has_the_locks(cache, redis_url):
     for backend in (DJANGOS, DJANGO_REDIS):
         store = cache(backend, [redis_url, "redis://127.0.0.1:1/0"])
         assert store.acquire(fresh_key(), claim("t1")).outcome == "created"
@@ -164,9 +156,7 @@ def test_of_several_servers_the_one_that_is_written_to_has_the_locks(
         (DJANGOS, {"KEY_FUNCTION": f"{__name__}.hashed"}, "its KEY_FUNCTION changes keys"),
     ],
 )
-def test_any_other_cache_is_refused_with_the_reason(
-    cache: Callable[..., Any], backend: str, options: dict[str, Any], reason: str
-) -> None:
+def test_any_other_cache_is_refused_with_the_reason(cache, backend, options, reason):
     with pytest.raises(ConfigurationError, match=reason) as refused:
         cache(backend, **options)
 
@@ -185,9 +175,7 @@ def test_any_other_cache_is_refused_with_the_reason(
         ("django-db://default", "it is in memory, as Django's tests have it"),
     ],
 )
-def test_a_wrong_alias_or_option_names_the_right_one(
-    django_project: DjangoProject, url: str, reason: str
-) -> None:
+def test_a_wrong_alias_or_option_names_the_right_one(django_project, url, reason):
     with pytest.raises(ConfigurationError) as refused:
         open_store(url)
 
@@ -196,7 +184,7 @@ def test_a_wrong_alias_or_option_names_the_right_one(
 
 
 @pytest.mark.parametrize("url", ["django-cache://default", "django-db://default"])
-def test_without_django_set_up_the_error_says_so(url: str) -> None:
+def test_without_django_set_up_the_error_says_so(url):
     code = f"from celery_unique.stores import open_store; open_store({url!r})"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
@@ -242,9 +230,7 @@ class SentinelServer(RedisServer):
 
 
 @pytest.mark.slow
-def test_sentinels_are_asked_for_the_master_and_the_new_one_is_found(
-    cache: Callable[..., Any], start_server: Callable[..., Any]
-) -> None:
+def test_sentinels_are_asked_for_the_master_and_the_new_one_is_found(cache, start_server):
     master = start_server(RedisServer)
     replica = start_server(RedisServer, extra_args=("--replicaof", HOST, str(master.port)))
     with master.client() as client:
@@ -287,7 +273,7 @@ def test_sentinels_are_asked_for_the_master_and_the_new_one_is_found(
     store.close()
 
 
-def test_sentinels_that_do_not_answer_are_an_error_in_time(cache: Callable[..., Any]) -> None:
+def test_sentinels_that_do_not_answer_are_an_error_in_time(cache):
     from celery_unique.exceptions import StoreUnavailable
 
     store = cache(
@@ -315,7 +301,7 @@ def url_of(**settings: Any) -> Any:
     return _postgresql_url({"ENGINE": engine, **settings}, "django-db://default")
 
 
-def test_the_settings_of_a_database_become_its_url() -> None:
+def test_the_settings_of_a_database_become_its_url():
     url = url_of(
         NAME="shop",
         USER="me@home",
@@ -336,7 +322,7 @@ def test_the_settings_of_a_database_become_its_url() -> None:
     assert dict(url.query) == {"sslmode": "require", "connect_timeout": "5"}
 
 
-def test_a_socket_and_a_service_need_no_host() -> None:
+def test_a_socket_and_a_service_need_no_host():
     socket = url_of(NAME="shop", HOST="/var/run/postgresql")
     service = url_of(OPTIONS={"service": "shop", "passfile": ".pgpass"})
 
@@ -344,9 +330,7 @@ def test_a_socket_and_a_service_need_no_host() -> None:
     assert dict(service.query) == {"service": "shop", "passfile": ".pgpass"}
 
 
-def test_a_role_that_django_assumes_is_assumed_here_too(
-    django_project: DjangoProject, postgres_server: PostgresServer
-) -> None:
+def test_a_role_that_django_assumes_is_assumed_here_too(django_project, postgres_server):
     name = postgres_server.fresh_url().rpartition("/")[2]
     postgres_server.execute('DROP ROLE IF EXISTS "the locks"')
     postgres_server.execute('CREATE ROLE "the locks"')
@@ -374,9 +358,7 @@ def test_a_role_that_django_assumes_is_assumed_here_too(
         ("oracle", "there is no lock store on Oracle"),
     ],
 )
-def test_a_database_without_a_lock_store_is_refused(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, reason: str
-) -> None:
+def test_a_database_without_a_lock_store_is_refused(monkeypatch, vendor, reason):
     from celery_unique.stores.django import database
 
     # Django's own of these vendors want a driver that is not installed here.
@@ -389,9 +371,7 @@ def test_a_database_without_a_lock_store_is_refused(
         open_store("django-db://default")
 
 
-def test_options_of_the_sql_store_stand_in_the_query(
-    django_project: DjangoProject, postgres_server: PostgresServer
-) -> None:
+def test_options_of_the_sql_store_stand_in_the_query(django_project, postgres_server):
     store = open_store("django-db://locks?table=other_locks&pool_size=2", namespace="options")
     key = fresh_key()
 
@@ -402,7 +382,7 @@ def test_options_of_the_sql_store_stand_in_the_query(
     store.close()
 
 
-def test_the_locks_of_a_sqlite_database_are_in_a_file_beside_it(tmp_path: Path) -> None:
+def test_the_locks_of_a_sqlite_database_are_in_a_file_beside_it(tmp_path):
     from celery_unique.stores.django.database import _sqlite_url
 
     named = _sqlite_url({"NAME": tmp_path / "db.sqlite3"}, "django-db://default")

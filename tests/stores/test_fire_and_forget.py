@@ -17,7 +17,7 @@ from celery_unique.stores.fire_and_forget import FireAndForgetQueue
 from tests.support import eventually
 
 
-def test_acts_are_carried_out_in_the_order_they_came() -> None:
+def test_acts_are_carried_out_in_the_order_they_came():
     queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
@@ -28,7 +28,7 @@ def test_acts_are_carried_out_in_the_order_they_came() -> None:
     assert done == list(range(1000))
 
 
-def test_flush_waits_for_the_act_in_hand() -> None:
+def test_flush_waits_for_the_act_in_hand():
     queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
     queue.put(lambda: (time.sleep(0.2), done.append(1)))
@@ -38,7 +38,7 @@ def test_flush_waits_for_the_act_in_hand() -> None:
     assert done == [1]
 
 
-def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None:
+def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly():
     queue = FireAndForgetQueue(timeout_s=5)
     may_end = threading.Event()
     for _ in range(3):
@@ -51,9 +51,7 @@ def test_flush_with_a_time_out_gives_up_on_acts_that_get_on_too_slowly() -> None
     queue.flush(5)
 
 
-def test_a_failed_act_is_logged_and_the_next_one_carried_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failed_act_is_logged_and_the_next_one_carried_out(caplog):
     queue = FireAndForgetQueue(timeout_s=5)
     done: list[int] = []
 
@@ -77,7 +75,7 @@ def raising(error: Exception) -> Callable[[], None]:
     return act
 
 
-def test_a_full_queue_makes_the_caller_wait_and_keeps_the_order() -> None:
+def test_a_full_queue_makes_the_caller_wait_and_keeps_the_order():
     queue = FireAndForgetQueue(timeout_s=10, limit=3)
     done: list[int] = []
 
@@ -88,7 +86,7 @@ def test_a_full_queue_makes_the_caller_wait_and_keeps_the_order() -> None:
     assert done == list(range(20))
 
 
-def test_a_queue_that_stays_full_is_passed_by() -> None:
+def test_a_queue_that_stays_full_is_passed_by():
     queue = FireAndForgetQueue(timeout_s=0.1, limit=1)
     over = threading.Event()
     done: list[threading.Thread] = []
@@ -102,7 +100,7 @@ def test_a_queue_that_stays_full_is_passed_by() -> None:
     assert done == [threading.current_thread()]
 
 
-def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
+def test_flush_gives_up_on_acts_that_do_not_get_on():
     queue = FireAndForgetQueue(timeout_s=0.1)
     over = threading.Event()
     queue.put(over.wait)
@@ -116,7 +114,7 @@ def test_flush_gives_up_on_acts_that_do_not_get_on() -> None:
     assert queue.drain(5) == 0
 
 
-def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch):
     monkeypatch.setattr(fire_and_forget, "IDLE_S", 0.05)
     queue = FireAndForgetQueue(timeout_s=5)
     queue.put(lambda: None)
@@ -132,7 +130,7 @@ def test_the_thread_ends_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyP
     assert done == [1]
 
 
-def test_a_forked_child_has_an_empty_queue_and_its_own_thread() -> None:
+def test_a_forked_child_has_an_empty_queue_and_its_own_thread():
     queue = FireAndForgetQueue(timeout_s=5)
     over = threading.Event()
     reader, writer = os.pipe()
@@ -154,9 +152,7 @@ def test_a_forked_child_has_an_empty_queue_and_its_own_thread() -> None:
         assert lines.read() == "child\nparent\nparent\nparent\n"
 
 
-def test_where_no_thread_can_be_started_the_caller_carries_it_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_no_thread_can_be_started_the_caller_carries_it_out(monkeypatch):
     def cannot_start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
@@ -170,9 +166,7 @@ def test_where_no_thread_can_be_started_the_caller_carries_it_out(
     queue.flush()
 
 
-def test_at_exit_stores_that_are_down_are_waited_for_together(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_at_exit_stores_that_are_down_are_waited_for_together(monkeypatch, caplog):
     clock = [100.0]
     waited: list[float] = []
 

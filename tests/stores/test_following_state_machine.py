@@ -5,13 +5,12 @@ As in ``test_state_machine``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from celery_unique.stores.base import LockStore
 from tests.stores import broken_following
 from tests.stores.model import EVERY_STATE
 from tests.stores.side_by_side import Call
@@ -121,9 +120,7 @@ class FollowersAgainstModel(StoreAgainstModel):
 
 
 @pytest.mark.slow
-def test_the_store_answers_as_the_model_does_about_followers(
-    store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
-) -> None:
+def test_the_store_answers_as_the_model_does_about_followers(store, request, report):
     kind = request.node.callspec.id
 
     figures = check(store, kind, budget(kind, share=0.3), FollowersAgainstModel)
@@ -133,8 +130,6 @@ def test_the_store_answers_as_the_model_does_about_followers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", broken_following.every_broken_store())
-def test_the_machine_finds_a_store_that_leaves_a_rule_of_followers_out(
-    broken: type[broken_following.BrokenFollowing],
-) -> None:
+def test_the_machine_finds_a_store_that_leaves_a_rule_of_followers_out(broken):
     with pytest.raises(AssertionError):
         check(broken(), broken.__name__, UNTIL_THE_FIRST_DIFFERENCE, FollowersAgainstModel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,7 +51,7 @@ def replace_many(store: LockStore, key: str, count: int, first: int = 0) -> list
 # -- what every store does ----------------------------------------------------------------
 
 
-def test_none_of_many_replaced_tasks_starts(store: LockStore, key: str) -> None:
+def test_none_of_many_replaced_tasks_starts(store, key):
     *replaced, last = replace_many(store, key, MANY)
 
     verdicts = [store.start(key, start(task_id)) for task_id in replaced]
@@ -63,7 +63,7 @@ def test_none_of_many_replaced_tasks_starts(store: LockStore, key: str) -> None:
     assert store.start(key, start(last)).verdict == "run"
 
 
-def test_the_record_of_a_key_does_not_grow_with_its_marks(store: LockStore, key: str) -> None:
+def test_the_record_of_a_key_does_not_grow_with_its_marks(store, key):
     replace_many(store, key, MANY)
 
     record, now = store.read(key)
@@ -74,7 +74,7 @@ def test_the_record_of_a_key_does_not_grow_with_its_marks(store: LockStore, key:
     assert [found for found, _ in store.walk()] == [key]
 
 
-def test_a_mark_beside_the_record_is_read_by_its_id(store: LockStore, key: str) -> None:
+def test_a_mark_beside_the_record_is_read_by_its_id(store, key):
     *replaced, last = replace_many(store, key, MANY)
 
     marks = [store.mark(key, task_id) for task_id in replaced]
@@ -84,9 +84,7 @@ def test_a_mark_beside_the_record_is_read_by_its_id(store: LockStore, key: str) 
     assert store.mark(fresh_key(), last) is None
 
 
-def test_a_mark_beside_the_record_is_forgotten_once_its_message_was_dropped(
-    store: LockStore, key: str
-) -> None:
+def test_a_mark_beside_the_record_is_forgotten_once_its_message_was_dropped(store, key):
     *replaced, last = replace_many(store, key, MANY)
     beside = replaced[MARKS_INLINE:]
 
@@ -101,7 +99,7 @@ def test_a_mark_beside_the_record_is_forgotten_once_its_message_was_dropped(
     assert store.start(key, start(last)).verdict == "run"
 
 
-def test_a_mark_beside_the_record_lapses(store: LockStore, key: str) -> None:
+def test_a_mark_beside_the_record_lapses(store, key):
     *replaced, _ = replace_many(store, key, MANY)
     store.renew([held(key, replaced[-1], 3 * QUEUE_LEASE)])
 
@@ -112,9 +110,7 @@ def test_a_mark_beside_the_record_lapses(store: LockStore, key: str) -> None:
     assert store.start(key, start(replaced[-1])).verdict == "superseded"
 
 
-def test_a_worker_that_holds_the_message_keeps_its_mark_beside_the_record(
-    store: LockStore, key: str
-) -> None:
+def test_a_worker_that_holds_the_message_keeps_its_mark_beside_the_record(store, key):
     *replaced, _ = replace_many(store, key, MANY)
 
     assert store.renew([held(key, replaced[-1], 10 * QUEUE_LEASE)]) == [True]
@@ -125,9 +121,7 @@ def test_a_worker_that_holds_the_message_keeps_its_mark_beside_the_record(
     assert store.start(key, start(replaced[-1])).verdict == "superseded"
 
 
-def test_a_task_that_is_called_again_under_its_id_loses_its_mark_beside_the_record(
-    store: LockStore, key: str
-) -> None:
+def test_a_task_that_is_called_again_under_its_id_loses_its_mark_beside_the_record(store, key):
     *replaced, last = replace_many(store, key, MANY)
 
     publish(store, key, replaced[-1], on_conflict="replace")
@@ -139,9 +133,7 @@ def test_a_task_that_is_called_again_under_its_id_loses_its_mark_beside_the_reco
     assert store.start(key, start(replaced[-1])).verdict == "run"
 
 
-def test_a_revoked_and_a_withdrawn_task_are_marked_beside_the_record(
-    store: LockStore, key: str
-) -> None:
+def test_a_revoked_and_a_withdrawn_task_are_marked_beside_the_record(store, key):
     replace_many(store, key, MANY)
 
     store.cancel(key, "revoked", QUEUE_LEASE)
@@ -160,8 +152,8 @@ def test_a_revoked_and_a_withdrawn_task_are_marked_beside_the_record(
 @pytest.mark.slow
 @pytest.mark.parametrize("inline", [0, 1])
 def test_the_store_answers_as_the_model_does_with_marks_beside_the_record(
-    store: LockStore, inline: int, request: pytest.FixtureRequest, report: Callable[[str], None]
-) -> None:
+    store, inline, request, report
+):
     kind = f"{request.node.callspec.params['store']}".removeprefix("shared_").removesuffix("_url")
 
     with marks_inline(inline):
@@ -181,7 +173,7 @@ class MissesMarksBeside(MemoryStore):
 
 
 @pytest.mark.slow
-def test_the_machine_finds_a_store_that_does_not_look_beside_the_record() -> None:
+def test_the_machine_finds_a_store_that_does_not_look_beside_the_record():
     with marks_inline(0), pytest.raises(AssertionError):
         check(MissesMarksBeside(), "misses", UNTIL_THE_FIRST_DIFFERENCE, StoreAgainstModel)
 
@@ -189,7 +181,7 @@ def test_the_machine_finds_a_store_that_does_not_look_beside_the_record() -> Non
 # -- what it costs ------------------------------------------------------------------------
 
 
-def test_marks_that_have_lapsed_do_not_pile_up_in_memory() -> None:
+def test_marks_that_have_lapsed_do_not_pile_up_in_memory():
     store, key = MemoryStore(), fresh_key()
 
     replace_for_hours(store, key)
@@ -222,18 +214,14 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.mark.server
-def test_marks_that_have_lapsed_do_not_pile_up_on_redis(
-    on_redis: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_marks_that_have_lapsed_do_not_pile_up_on_redis(on_redis, client, key):
     replace_for_hours(on_redis, key)
 
     assert client.hlen(on_redis._layout.names_of(key).marks) < 2 * PER_LEASE
 
 
 @pytest.mark.server
-def test_the_marks_beside_a_record_expire_with_it(
-    on_redis: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_the_marks_beside_a_record_expire_with_it(on_redis, client, key):
     replace_many(on_redis, key, MANY)
 
     names = on_redis._layout.names_of(key)
@@ -248,9 +236,7 @@ def calls_of(client: redis.Redis) -> dict[str, int]:
 
 
 @pytest.mark.server
-def test_the_3000th_replace_costs_redis_what_the_100th_did(
-    on_redis: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_the_3000th_replace_costs_redis_what_the_100th_did(on_redis, client, key):
     """In commands, and in what each of them reads: there is nothing that grows."""
 
     def cost(first: int) -> dict[str, int]:
@@ -302,7 +288,7 @@ def rows(store: SqlStore, statement: str) -> list[Any]:
     return store._database.run(run)
 
 
-def test_the_300th_replace_costs_a_database_what_the_50th_did(on_sql: SqlStore, key: str) -> None:
+def test_the_300th_replace_costs_a_database_what_the_50th_did(on_sql, key):
     """In statements, each of which finds its rows by an index (see test_sql_plans), and in the
     length of the record that they read and write."""
     statements: list[str] = []
@@ -328,7 +314,7 @@ def test_the_300th_replace_costs_a_database_what_the_50th_did(on_sql: SqlStore, 
     assert late[1] == pytest.approx(early[1], abs=50)
 
 
-def test_workers_sweep_marks_that_have_lapsed(on_sql: SqlStore, key: str) -> None:
+def test_workers_sweep_marks_that_have_lapsed(on_sql, key):
     replace_many(on_sql, key, MANY)
     kept = fresh_key()
     advance(on_sql, QUEUE_LEASE)
@@ -342,7 +328,7 @@ def test_workers_sweep_marks_that_have_lapsed(on_sql: SqlStore, key: str) -> Non
     assert on_sql.start(kept, start(f"call {MANY - 2}")).verdict == "superseded"
 
 
-def test_a_database_without_the_table_of_marks_gets_it(on_sql: SqlStore, key: str) -> None:
+def test_a_database_without_the_table_of_marks_gets_it(on_sql, key):
     """It was set up by a release that had none."""
     replace_many(on_sql, key, 2)
     rows(on_sql, "DROP TABLE celery_unique_lock_marks")
@@ -352,7 +338,7 @@ def test_a_database_without_the_table_of_marks_gets_it(on_sql: SqlStore, key: st
     assert on_sql.start(key, start(replaced[-1])).verdict == "superseded"
 
 
-def test_an_act_that_is_overtaken_leaves_no_mark_behind(on_sql: SqlStore, key: str) -> None:
+def test_an_act_that_is_overtaken_leaves_no_mark_behind(on_sql, key):
     replace_many(on_sql, key, MANY)
     on_sql.acquire(key, claim("next", on_conflict="replace"))
     write = on_sql._write

@@ -24,7 +24,7 @@ from celery_unique.testing.store_contract.factories import (
     start,
 )
 from tests.stores.timing import after_all, unavailable_within
-from tests.support import MariaDBServer, TcpProxy
+from tests.support import MariaDBServer
 from tests.support.server import HOST
 
 TIMEOUT = 1.0
@@ -54,9 +54,7 @@ def other_session(url: str) -> pymysql.Connection[Any]:
 # -- round trips ----------------------------------------------------------------------------------
 
 
-def test_a_call_is_one_round_trip_new_or_duplicate(
-    store: SqlStore, mariadb_server: MariaDBServer, key: str
-) -> None:
+def test_a_call_is_one_round_trip_new_or_duplicate(store, mariadb_server, key):
     def questions() -> int:
         [(_, number)] = mariadb_server.execute("SHOW GLOBAL STATUS LIKE 'Questions'")
         return int(str(number))
@@ -78,7 +76,7 @@ def test_a_call_is_one_round_trip_new_or_duplicate(
     assert (new, duplicate, started) == (1, 1, 2)
 
 
-def test_on_mysql_a_call_is_a_read_and_a_write(store: SqlStore, key: str) -> None:
+def test_on_mysql_a_call_is_a_read_and_a_write(store, key):
     as_on_mysql(store)
     sent: list[str] = []
     event.listen(
@@ -94,9 +92,7 @@ def test_on_mysql_a_call_is_a_read_and_a_write(store: SqlStore, key: str) -> Non
     assert store.read(key)[0].tasks["0"].duplicates == 2
 
 
-def test_on_mysql_one_of_many_at_once_is_admitted(
-    opened: Callable[..., SqlStore], mariadb_url: str
-) -> None:
+def test_on_mysql_one_of_many_at_once_is_admitted(opened, mariadb_url):
     stores = [as_on_mysql(opened(mariadb_url)) for _ in range(8)]
     keys = [fresh_key() for _ in range(15)]
     barrier = threading.Barrier(len(stores))
@@ -124,9 +120,7 @@ def test_on_mysql_one_of_many_at_once_is_admitted(
 # -- what the table keeps apart ------------------------------------------------------------------
 
 
-def test_keys_that_differ_in_case_or_accent_alone_are_different_keys(
-    opened: Callable[..., SqlStore], mariadb_url: str
-) -> None:
+def test_keys_that_differ_in_case_or_accent_alone_are_different_keys(opened, mariadb_url):
     keys = ["shop:a", "shop:A", "shop:ä", "shop:\uff21\uff22", "shop:ab"]
     stores = [opened(mariadb_url, namespace=name) for name in ("", "shop", "Shop")]
 
@@ -136,14 +130,14 @@ def test_keys_that_differ_in_case_or_accent_alone_are_different_keys(
     assert [sorted(key for key, _ in each.walk()) for each in stores] == [sorted(keys)] * 3
 
 
-def test_a_namespace_that_ends_with_a_space_is_refused(mariadb_url: str) -> None:
+def test_a_namespace_that_ends_with_a_space_is_refused(mariadb_url):
     with pytest.raises(ConfigurationError, match="ends with a space") as caught:
         SqlStore.from_url(mariadb_url, namespace="shop ")
 
     assert caught.value.setting == "unique_namespace"
 
 
-def test_a_record_may_be_larger_than_a_text_column(store: SqlStore, key: str) -> None:
+def test_a_record_may_be_larger_than_a_text_column(store, key):
     names = [f"{number}-{'x' * 2000}" for number in range(40)]
     for name in names:
         store.cancel(key, name, QUEUE_LEASE)
@@ -154,7 +148,7 @@ def test_a_record_may_be_larger_than_a_text_column(store: SqlStore, key: str) ->
     assert sorted(record.marks) == sorted(names)
 
 
-def test_names_that_have_to_be_escaped_come_back_as_they_were(store: SqlStore) -> None:
+def test_names_that_have_to_be_escaped_come_back_as_they_were(store):
     for odd in ("quote ' \" ` \\", "percent % %s %(a)s :key", "\x00\n\r\x1a\x7f", "größe 量 🔒"):
         key = fresh_key()
         publish(store, key, odd, arguments=odd)
@@ -167,7 +161,7 @@ def test_names_that_have_to_be_escaped_come_back_as_they_were(store: SqlStore) -
 # -- sessions, locks and deadlocks ---------------------------------------------------------------
 
 
-def test_how_a_session_is_set_up(store: SqlStore) -> None:
+def test_how_a_session_is_set_up(store):
     asked = text(
         "SELECT @@tx_isolation, @@autocommit, @@time_zone, @@innodb_lock_wait_timeout, "
         "@@character_set_connection, @@max_statement_time, @@idle_transaction_timeout"
@@ -178,7 +172,7 @@ def test_how_a_session_is_set_up(store: SqlStore) -> None:
     assert tuple(found) == ("READ-COMMITTED", 1, "+00:00", 20, "utf8mb4", 20, 20)
 
 
-def test_the_victim_of_a_deadlock_begins_again(store: SqlStore, mariadb_url: str) -> None:
+def test_the_victim_of_a_deadlock_begins_again(store, mariadb_url):
     mine, theirs = fresh_key(), fresh_key()
     for key in (mine, theirs):
         publish(store, key, "a")
@@ -224,8 +218,8 @@ def test_the_victim_of_a_deadlock_begins_again(store: SqlStore, mariadb_url: str
 
 
 def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_out(
-    opened: Callable[..., SqlStore], mariadb_url: str, key: str
-) -> None:
+    opened, mariadb_url, key
+):
     store = opened(mariadb_url, timeout_s=TIMEOUT)
     publish(opened(mariadb_url), key, "task")
     with other_session(mariadb_url) as other, other.cursor() as cursor:
@@ -240,7 +234,7 @@ def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_ou
 # -- gone, silent, back again ------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlStore]) -> None:
+def test_a_server_that_is_not_there_is_told_at_once(opened):
     store = opened(f"mysql+pymysql://shop:geheim@{HOST}:1/locks", timeout_s=TIMEOUT)
 
     message = str(unavailable_within(TIMEOUT + SLACK, store.ping))
@@ -250,12 +244,8 @@ def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlSto
 
 
 def test_a_server_that_falls_silent_in_the_middle(
-    opened: Callable[..., SqlStore],
-    start_proxy: Callable[[int], TcpProxy],
-    mariadb_server: MariaDBServer,
-    mariadb_url: str,
-    key: str,
-) -> None:
+    opened, start_proxy, mariadb_server, mariadb_url, key
+):
     proxy = start_proxy(mariadb_server.port)
     store = opened(proxy.url_of(mariadb_url), timeout_s=TIMEOUT)
     publish(opened(mariadb_url), key, "task")
@@ -282,8 +272,8 @@ def hang_up(server: MariaDBServer, url: str) -> None:
 
 
 def test_a_connection_that_the_server_closed_is_replaced_without_an_error(
-    store: SqlStore, mariadb_server: MariaDBServer, mariadb_url: str, key: str
-) -> None:
+    store, mariadb_server, mariadb_url, key
+):
     acts: list[Callable[[], Any]] = [
         lambda: store.acquire(key, claim("task")),
         lambda: store.start(key, start("task")),
@@ -298,8 +288,8 @@ def test_a_connection_that_the_server_closed_is_replaced_without_an_error(
 
 
 def test_a_connection_that_breaks_between_read_and_write_is_an_error(
-    store: SqlStore, mariadb_server: MariaDBServer, mariadb_url: str, key: str
-) -> None:
+    store, mariadb_server, mariadb_url, key
+):
     """Whether the write was carried out is not known, so it is not simply sent again."""
     run(store, key, "task")
     sent: list[str] = []
@@ -328,12 +318,8 @@ def user_url(mariadb_server: MariaDBServer, mariadb_url: str) -> Iterator[str]:
 
 
 def test_a_user_needs_no_more_than_to_read_and_write_the_tables(
-    opened: Callable[..., SqlStore],
-    mariadb_server: MariaDBServer,
-    mariadb_url: str,
-    user_url: str,
-    key: str,
-) -> None:
+    opened, mariadb_server, mariadb_url, user_url, key
+):
     opened(mariadb_url).create_tables()
     database = mariadb_url.rpartition("/")[2]
     for suffix in ("", "_followers", "_marks"):
@@ -350,12 +336,8 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_tables(
 
 
 def test_a_user_without_the_right_to_create_is_told_who_must(
-    opened: Callable[..., SqlStore],
-    mariadb_server: MariaDBServer,
-    mariadb_url: str,
-    user_url: str,
-    key: str,
-) -> None:
+    opened, mariadb_server, mariadb_url, user_url, key
+):
     database = mariadb_url.rpartition("/")[2]
     mariadb_server.execute(f"GRANT SELECT, INSERT ON {database}.* TO shop@'{HOST}'")
 
@@ -365,13 +347,7 @@ def test_a_user_without_the_right_to_create_is_told_who_must(
     assert "geheim" not in str(raised.value)
 
 
-def test_a_server_that_only_reads_is_told_apart(
-    opened: Callable[..., SqlStore],
-    mariadb_server: MariaDBServer,
-    mariadb_url: str,
-    user_url: str,
-    key: str,
-) -> None:
+def test_a_server_that_only_reads_is_told_apart(opened, mariadb_server, mariadb_url, user_url, key):
     opened(mariadb_url).create_tables()
     database = mariadb_url.rpartition("/")[2]
     mariadb_server.execute(f"GRANT ALL ON {database}.* TO shop@'{HOST}'")

@@ -42,7 +42,7 @@ def stores(
         store.close()
 
 
-def test_many_clients_share_few_connections(stores: list[SqlStore]) -> None:
+def test_many_clients_share_few_connections(stores):
     keys = [fresh_key() for _ in range(20)]
     barrier = threading.Barrier(CLIENTS)
 
@@ -63,7 +63,7 @@ def test_many_clients_share_few_connections(stores: list[SqlStore]) -> None:
         assert task.duplicates == CLIENTS - 1
 
 
-def test_acts_in_a_transaction_of_their_own(stores: list[SqlStore]) -> None:
+def test_acts_in_a_transaction_of_their_own(stores):
     """An act that was overtaken locks the row, and followers are rows of another table."""
     store, other = stores[:2]
     key = fresh_key()

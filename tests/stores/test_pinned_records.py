@@ -87,7 +87,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 @each
-def test_what_is_pinned_is_read_as_what_it_means(place: Place, entry: dict[str, Any]) -> None:
+def test_what_is_pinned_is_read_as_what_it_means(place, entry):
     key = fresh_key()
     place.put(key, entry[place.form])
     place.store.clock_offset_ms = moment_of(entry)
@@ -97,7 +97,7 @@ def test_what_is_pinned_is_read_as_what_it_means(place: Place, entry: dict[str, 
 
 
 @each
-def test_what_acts_leave_is_stored_as_it_is_pinned(place: Place, entry: dict[str, Any]) -> None:
+def test_what_acts_leave_is_stored_as_it_is_pinned(place, entry):
     key = fresh_key()
     if "since" in entry:
         place.put(key, RECORDS[entry["since"]][place.form])
@@ -147,9 +147,7 @@ NEXT: list[dict[str, Any]] = [
 
 
 @each
-def test_acts_on_what_is_pinned_answer_and_leave_what_the_rules_in_python_do(
-    place: Place, entry: dict[str, Any]
-) -> None:
+def test_acts_on_what_is_pinned_answer_and_leave_what_the_rules_in_python_do(place, entry):
     for act in NEXT:
         at_its_time = {**act, "at": moment_of(entry) + 1}
         key = fresh_key()
@@ -167,7 +165,7 @@ def test_acts_on_what_is_pinned_answer_and_leave_what_the_rules_in_python_do(
 
 
 @pytest.mark.parametrize("name", ["followed", "reaped", "promoted"])
-def test_followers_that_are_pinned_are_found_when_they_are_due(place: Place, name: str) -> None:
+def test_followers_that_are_pinned_are_found_when_they_are_due(place, name):
     key, entry = fresh_key(), RECORDS[name]
     place.put(key, entry[place.form])
     due = entry["read"]["following"]["due_at"] - pinned.CLOCK_US // 1000
@@ -200,14 +198,14 @@ def packed_tasks() -> list[list[Any]]:
     return in_redis + in_sql
 
 
-def test_the_version_is_the_first_value_of_every_task_and_stands_in_every_row() -> None:
+def test_the_version_is_the_first_value_of_every_task_and_stands_in_every_row():
     assert SCHEMA_VERSION == 1
     assert TABLE_VERSION == 1
     assert {task[0] for task in packed_tasks()} == {SCHEMA_VERSION}
     assert {entry["sql"]["schema_version"] for entry in RECORDS.values()} == {TABLE_VERSION}
 
 
-def test_every_value_that_a_record_can_have_is_pinned() -> None:
+def test_every_value_that_a_record_can_have_is_pinned():
     tasks = [TaskEntry(**task) for e in RECORDS.values() for task in e["read"]["tasks"].values()]
     marks = [mark for entry in RECORDS.values() for mark in entry["read"]["marks"].values()]
 
@@ -222,14 +220,14 @@ def test_every_value_that_a_record_can_have_is_pinned() -> None:
 
 
 @each
-def test_python_packs_and_unpacks_what_is_pinned(entry: dict[str, Any]) -> None:
+def test_python_packs_and_unpacks_what_is_pinned(entry):
     text = entry["sql"]["record"]
 
     assert Record.loads(text).dumps() == text
 
 
 @each
-def test_values_of_a_newer_release_are_read_over(entry: dict[str, Any]) -> None:
+def test_values_of_a_newer_release_are_read_over(entry):
     document = json.loads(entry["sql"]["record"])
     for name, task in document["t"].items():
         whole = [2, *asdict(TaskEntry.unpacked(task)).values()]
@@ -244,7 +242,7 @@ def test_values_of_a_newer_release_are_read_over(entry: dict[str, Any]) -> None:
     assert Record.loads(json.dumps(document)) == Record.loads(entry["sql"]["record"])
 
 
-def test_a_follower_is_the_same_in_every_store() -> None:
+def test_a_follower_is_the_same_in_every_store():
     for entry in RECORDS.values():
         in_redis, in_sql = (entry[form].get("followers", {}) for form in ("redis", "sql"))
         assert {one: joined_of(value.encode()) for one, value in in_redis.items()} == {
@@ -253,7 +251,7 @@ def test_a_follower_is_the_same_in_every_store() -> None:
 
 
 @pytest.mark.parametrize("names", PINNED["redis_names"], ids=lambda names: names["key"][:6])
-def test_a_lock_has_the_pinned_names_in_redis(names: dict[str, str]) -> None:
+def test_a_lock_has_the_pinned_names_in_redis(names):
     layout = Layout(names["namespace"], names["key_prefix"])
 
     found = layout.names_of(names["key"])

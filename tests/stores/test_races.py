@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -65,12 +64,7 @@ def raced_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("raced_url", [*RACED, *ALSO_RACED], indirect=True)
-def test_every_round_has_one_winner_whom_all_losers_name(
-    racers: Racers,
-    raced_url: str,
-    request: pytest.FixtureRequest,
-    report: Callable[[str], None],
-) -> None:
+def test_every_round_has_one_winner_whom_all_losers_name(racers, raced_url, request, report):
     number = FEWER.get(request.node.callspec.id, ROUNDS)
     began = time.monotonic()
 
@@ -92,11 +86,8 @@ def test_every_round_has_one_winner_whom_all_losers_name(
 
 @pytest.mark.slow
 def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
-    racers: Racers,
-    raced_url: str,
-    request: pytest.FixtureRequest,
-    report: Callable[[str], None],
-) -> None:
+    racers, raced_url, request, report
+):
     number = 50 if request.node.callspec.id in FEWER else 100
 
     rounds = racers.race(start_racer, raced_url, "start", rounds=number)
@@ -111,9 +102,7 @@ def test_every_message_is_started_by_one_delivery_and_tokens_only_grow(
 
 
 @pytest.mark.slow
-def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
-    racers: Racers, raced_url: str
-) -> None:
+def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(racers, raced_url):
     rounds = racers.race(token_racer, raced_url, "tokens", rounds=25)
 
     calls = [call for calls in rounds for call in calls]
@@ -122,12 +111,7 @@ def test_no_two_starts_share_a_token_and_a_later_start_has_a_larger_one(
 
 
 @pytest.mark.slow
-def test_no_call_that_joins_is_lost_while_the_holder_ends(
-    racers: Racers,
-    raced_url: str,
-    request: pytest.FixtureRequest,
-    report: Callable[[str], None],
-) -> None:
+def test_no_call_that_joins_is_lost_while_the_holder_ends(racers, raced_url, request, report):
     number = 8 if request.node.callspec.id == "mariadb" else 12
     began = time.monotonic()
 
@@ -152,8 +136,8 @@ def test_no_call_that_joins_is_lost_while_the_holder_ends(
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [DjangoProject.cache_url, DjangoProject.database_url])
 def test_a_django_projects_stores_have_one_winner_in_every_round_too(
-    racers: Racers, django_project: DjangoProject, url: str, report: Callable[[str], None]
-) -> None:
+    racers, django_project, url, report
+):
     rounds = racers.race(django_acquire_racer, django_project.settings, url, url, rounds=100)
 
     wrong, overlap = wrong_rounds(rounds), overlap_of(rounds)
@@ -168,11 +152,8 @@ def test_a_django_projects_stores_have_one_winner_in_every_round_too(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [RedisSentinels, RedisCluster])
 def test_a_primary_that_dies_in_the_middle_spoils_one_round_at_most(
-    racers: Racers,
-    start_server: Callable[..., Any],
-    kind: type[RedisSentinels | RedisCluster],
-    report: Callable[[str], None],
-) -> None:
+    racers, start_server, kind, report
+):
     """Only a round whose winner was told so and not yet replicated can have another one."""
     servers = start_server(kind)
     race = f"fail-over of {kind.__name__}"
@@ -210,7 +191,7 @@ def test_a_primary_that_dies_in_the_middle_spoils_one_round_at_most(
 # -- the checks can fail ------------------------------------------------------
 
 
-def test_a_follower_that_nobody_can_find_is_noticed() -> None:
+def test_a_follower_that_nobody_can_find_is_noticed():
     store = open_store("memory://")
     worker = Call(0, 1, [])
     told = Call(0, 1, [Asked("f", "joined", "holder")])
@@ -220,9 +201,7 @@ def test_a_follower_that_nobody_can_find_is_noticed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_a_store_that_looks_first_and_writes_then_is_caught(
-    racers: Racers, redis_url: str, report: Callable[[str], None]
-) -> None:
+def test_a_store_that_looks_first_and_writes_then_is_caught(racers, redis_url, report):
     rounds = racers.race(racy_acquire_racer, redis_url, "racy", rounds=200)
 
     wrong = wrong_rounds(rounds)
@@ -231,9 +210,7 @@ def test_a_store_that_looks_first_and_writes_then_is_caught(
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_is_reported_and_the_next_race_goes_on(
-    racers: Racers, sqlite_url: str
-) -> None:
+def test_a_process_that_fails_is_reported_and_the_next_race_goes_on(racers, sqlite_url):
     with pytest.raises(RacerFailed, match="the lights went out"):
         racers.race(failing_racer, rounds=2)
 
@@ -262,13 +239,11 @@ def _round(*answers: Attempt) -> list[Call]:
         ),
     ],
 )
-def test_a_round_is_right_only_with_one_winner_whom_all_losers_name(
-    calls: list[Call], problems: list[str]
-) -> None:
+def test_a_round_is_right_only_with_one_winner_whom_all_losers_name(calls, problems):
     assert wrong_rounds([calls]) == problems
 
 
-def test_calls_that_only_touch_do_not_overlap() -> None:
+def test_calls_that_only_touch_do_not_overlap():
     touching = [Call(0, 5, None), Call(5, 9, None)]
     crossing = [Call(0, 6, None), Call(5, 9, None), Call(6, 7, None)]
 
@@ -277,7 +252,7 @@ def test_calls_that_only_touch_do_not_overlap() -> None:
     assert (overlap.rounds, overlap.overlapped, overlap.at_once) == (2, 1, 1.5)
 
 
-def test_tokens_are_compared_only_where_one_call_came_after_the_other() -> None:
+def test_tokens_are_compared_only_where_one_call_came_after_the_other():
     first, beside, after = Call(0, 5, 20), Call(4, 9, 10), Call(6, 8, 15)
 
     assert tokens_out_of_order([first, beside]) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
         "rediss://host/0?ssl_cert_reqs=perhaps",
     ],
 )
-def test_a_bad_url_is_a_configuration_error(url: str) -> None:
+def test_a_bad_url_is_a_configuration_error(url):
     with pytest.raises(ConfigurationError, match="redis://HOST:6379/0") as caught:
         open_store(url)
 
@@ -64,11 +63,11 @@ def test_a_bad_url_is_a_configuration_error(url: str) -> None:
         ("redis://host/0?socket_timeout=9&max_connections=3&retry_on_timeout=yes", "host:6379/0"),
     ],
 )
-def test_a_url_is_read_as_redis_py_and_celery_do(url: str, label: str) -> None:
+def test_a_url_is_read_as_redis_py_and_celery_do(url, label):
     assert repr(open_store(url)) == f"<RedisStore {label}>"
 
 
-def test_options_of_the_broker_are_understood() -> None:
+def test_options_of_the_broker_are_understood():
     store = RedisStore.from_url(
         "redis://host/0",
         ssl={"cert_reqs": "CERT_NONE", "ssl_ca_certs": "/ca.pem"},
@@ -84,7 +83,7 @@ def test_options_of_the_broker_are_understood() -> None:
 
 
 @pytest.mark.server
-def test_a_unix_socket_works(start_server: Callable[..., RedisServer], key: str) -> None:
+def test_a_unix_socket_works(start_server, key):
     server = start_server(RedisServer, extra_args=("--unixsocket", "redis.sock"))
     store = open_store(
         f"redis+socket://{server.directory}/redis.sock?virtual_host=2", timeout_s=PATIENCE_S
@@ -97,9 +96,7 @@ def test_a_unix_socket_works(start_server: Callable[..., RedisServer], key: str)
 
 
 @pytest.mark.server
-def test_the_documented_permissions_are_enough(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_the_documented_permissions_are_enough(start_server, key):
     server = start_server(RedisServer)
     [command] = re.findall(r"(?m)^ACL SETUSER locks .*$", PAGE.read_text())
     with server.client() as admin:
@@ -140,9 +137,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.server
-def test_tls_is_verified(
-    start_server: Callable[..., RedisServer], certificate: tuple[Path, Path], key: str
-) -> None:
+def test_tls_is_verified(start_server, certificate, key):
     port = free_port()
     start_server(
         RedisServer,
@@ -166,7 +161,7 @@ def test_tls_is_verified(
     assert len(trusting._connections._idle) == 1
 
 
-def test_without_the_redis_package_the_error_names_the_command() -> None:
+def test_without_the_redis_package_the_error_names_the_command():
     program = "import sys; sys.modules['redis'] = None; import celery_unique.stores.redis"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -241,9 +241,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.server
 @pytest.mark.parametrize("part", range(2))
-def test_every_act_leaves_the_same_record_and_reply_as_in_python(
-    server_url: str, part: int
-) -> None:
+def test_every_act_leaves_the_same_record_and_reply_as_in_python(server_url, part):
     for seed in range(part * SEQUENCES, (part + 1) * SEQUENCES):
         python, lua = (
             open_store("memory://"),

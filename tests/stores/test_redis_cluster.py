@@ -81,9 +81,7 @@ def key_on(cluster: RedisCluster, server: RedisServer) -> str:
 # -- several nodes at once ----------------------------------------------------------------------
 
 
-def test_a_batch_reaches_every_node_and_keeps_its_order(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+def test_a_batch_reaches_every_node_and_keeps_its_order(store, redis_cluster):
     keys = keys_everywhere(700)
     claims = [(key, claim(f"first {key}")) for key in keys]
     claims += [(key, claim(f"second {key}")) for key in keys]
@@ -99,7 +97,7 @@ def test_a_batch_reaches_every_node_and_keeps_its_order(
     assert store.renew([running(key, "nobody") for key in keys]) == [False] * 700
 
 
-def test_walk_and_one_way_acts_reach_every_node(store: ClusterStore) -> None:
+def test_walk_and_one_way_acts_reach_every_node(store):
     keys = keys_everywhere(300)
     store.acquire_many([(key, claim("a")) for key in keys])
 
@@ -112,9 +110,7 @@ def test_walk_and_one_way_acts_reach_every_node(store: ClusterStore) -> None:
     assert {record.tasks["a"].state for record in walked.values()} == {"w"}
 
 
-def test_every_node_is_sent_a_script_that_it_has_lost(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+def test_every_node_is_sent_a_script_that_it_has_lost(store, redis_cluster):
     keys = keys_everywhere()
     for key in keys:
         publish(store, key, "a")
@@ -141,9 +137,7 @@ def moving(cluster: RedisCluster, slot: int) -> Iterator[Callable[[], None]]:
     cluster.move_slot(slot, target, source)()
 
 
-def test_acts_follow_a_slot_that_is_being_moved_and_has_moved(
-    store: ClusterStore, redis_cluster: RedisCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_acts_follow_a_slot_that_is_being_moved_and_has_moved(store, redis_cluster, caplog):
     bucket = fresh_key()[:4]
     keys = [bucket + fresh_key()[4:] for _ in range(4)]
     publish(store, keys[0], "a")
@@ -173,9 +167,7 @@ def test_acts_follow_a_slot_that_is_being_moved_and_has_moved(
     assert caplog.text == ""
 
 
-def test_acts_on_a_key_with_followers_follow_its_slot_too(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+def test_acts_on_a_key_with_followers_follow_its_slot_too(store, redis_cluster):
     key = fresh_key()
     run(store, key, "a")
     assert store.acquire(key, claim("f1", join="message 1")).outcome == "joined"
@@ -193,9 +185,7 @@ def test_acts_on_a_key_with_followers_follow_its_slot_too(
     assert [follower_id for follower_id, _ in store.followers(key)] == ["f1", "f2", "f3"]
 
 
-def test_acts_on_a_key_with_marks_beside_its_record_follow_its_slot_too(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+def test_acts_on_a_key_with_marks_beside_its_record_follow_its_slot_too(store, redis_cluster):
     key, followed = fresh_key(), fresh_key()
     followed = key[:4] + followed[4:]  # in the same slot
     publish(store, key, "a")
@@ -221,8 +211,8 @@ def test_acts_on_a_key_with_marks_beside_its_record_follow_its_slot_too(
 
 
 def test_a_key_that_gets_too_many_marks_while_its_slot_moves_keeps_them_in_its_record(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+    store, redis_cluster
+):
     """The hash for them does not exist, and may not be named then."""
     key = fresh_key()
     publish(store, key, "a")
@@ -242,9 +232,7 @@ def pairs(keys: list[str]) -> list[tuple[str, Any]]:
     return [(key, claim(f"b of {key}")) for key in keys]
 
 
-def test_calls_go_on_without_an_error_while_slots_move(
-    store: ClusterStore, redis_cluster: RedisCluster
-) -> None:
+def test_calls_go_on_without_an_error_while_slots_move(store, redis_cluster):
     bucket = fresh_key()[:4]
     over = threading.Event()
 
@@ -270,9 +258,7 @@ def test_calls_go_on_without_an_error_while_slots_move(
 # -- nodes that fail over, hang or are gone -----------------------------------------------------
 
 
-def test_a_primary_that_dies_is_followed_by_its_replica_and_that_is_said(
-    cluster: RedisCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_primary_that_dies_is_followed_by_its_replica_and_that_is_said(cluster, caplog):
     store = ClusterStore.from_url(cluster.url, timeout_s=10)
     keys = keys_everywhere()
     for key in keys:
@@ -302,9 +288,7 @@ def test_a_primary_that_dies_is_followed_by_its_replica_and_that_is_said(
     store.close()
 
 
-def test_one_way_acts_outlast_a_fail_over_that_takes_longer_than_the_time_out(
-    cluster: RedisCluster,
-) -> None:
+def test_one_way_acts_outlast_a_fail_over_that_takes_longer_than_the_time_out(cluster):
     store = ClusterStore.from_url(cluster.url, timeout_s=TIMEOUT_S)
     old = cluster.primaries()[0]
     key = key_on(cluster, old)
@@ -328,9 +312,7 @@ def test_one_way_acts_outlast_a_fail_over_that_takes_longer_than_the_time_out(
     store.close()
 
 
-def test_a_primary_that_hangs_is_given_up_in_time_and_left_once_it_is_replaced(
-    cluster: RedisCluster,
-) -> None:
+def test_a_primary_that_hangs_is_given_up_in_time_and_left_once_it_is_replaced(cluster):
     store = ClusterStore.from_url(cluster.url, timeout_s=TIMEOUT_S)
     old = cluster.primaries()[0]
     key = key_on(cluster, old)
@@ -356,7 +338,7 @@ def test_a_primary_that_hangs_is_given_up_in_time_and_left_once_it_is_replaced(
     store.close()
 
 
-def test_a_planned_fail_over_costs_calls_nothing_but_time(cluster: RedisCluster) -> None:
+def test_a_planned_fail_over_costs_calls_nothing_but_time(cluster):
     store = ClusterStore.from_url(cluster.url, timeout_s=20)
     old = cluster.primaries()[0]
     keys = keys_everywhere(256)
@@ -377,7 +359,7 @@ def test_a_planned_fail_over_costs_calls_nothing_but_time(cluster: RedisCluster)
 
 
 @pytest.mark.parametrize("act", ["acquire", "read", "walk", "ping"])
-def test_a_cluster_that_is_not_there_is_told_at_once(act: str) -> None:
+def test_a_cluster_that_is_not_there_is_told_at_once(act):
     port = free_port()
     store = ClusterStore.from_url(f"redis+cluster://{HOST}:{port}", timeout_s=TIMEOUT_S)
     acts: dict[str, Callable[[], Any]] = {
@@ -392,7 +374,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(act: str) -> None:
     )
 
 
-def test_a_server_without_cluster_mode_says_so(redis_server: RedisServer) -> None:
+def test_a_server_without_cluster_mode_says_so(redis_server):
     store = ClusterStore.from_url(f"redis+cluster://{HOST}:{redis_server.port}")
 
     with pytest.raises(StoreUnavailable, match="cluster support disabled"):
@@ -408,19 +390,19 @@ def test_a_server_without_cluster_mode_says_so(redis_server: RedisServer) -> Non
         ("rediss+cluster://host?ssl_cert_reqs=perhaps", "redis://HOST"),
     ],
 )
-def test_a_bad_url_is_a_configuration_error(url: str, message: str) -> None:
+def test_a_bad_url_is_a_configuration_error(url, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         open_store(url)
 
     assert caught.value.setting == "unique_store_url"
 
 
-def test_a_prefix_that_would_choose_the_slot_is_refused() -> None:
+def test_a_prefix_that_would_choose_the_slot_is_refused():
     with pytest.raises(ConfigurationError, match="brace"):
         ClusterStore.from_url("redis+cluster://host", key_prefix="{shop}:")
 
 
-def test_what_the_store_says_of_itself() -> None:
+def test_what_the_store_says_of_itself():
     one = ClusterStore.from_url("redis+cluster://shop:geheim@b:7001,a:7000")
     other = ClusterStore.from_url("redis+cluster://a:7000;b:7001")
 
@@ -429,7 +411,7 @@ def test_what_the_store_says_of_itself() -> None:
     assert (one.guarantee, "fail-over" in one.mechanism) == ("best-effort", True)
 
 
-def test_the_documented_permissions_are_enough(redis_cluster: RedisCluster) -> None:
+def test_the_documented_permissions_are_enough(redis_cluster):
     [command] = re.findall(r"(?m)^ACL SETUSER cluster-locks .*$", PAGE.read_text())
     for server in redis_cluster.servers:
         ask(server, *command.split())

@@ -32,7 +32,7 @@ from celery_unique.testing.store_contract.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
-from tests.support import RedisServer, TcpProxy, eventually
+from tests.support import RedisServer, eventually
 from tests.support.interrupts import Interruption, named, of_package
 from tests.support.server import HOST, free_port
 
@@ -63,7 +63,7 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.mark.server
-def test_flush_waits_for_everything_sent_before(store: RedisStore) -> None:
+def test_flush_waits_for_everything_sent_before(store):
     keys = [fresh_key() for _ in range(1000)]
     store.acquire_many([(key, claim("a")) for key in keys])
 
@@ -75,7 +75,7 @@ def test_flush_waits_for_everything_sent_before(store: RedisStore) -> None:
 
 
 @pytest.mark.server
-def test_a_process_finds_what_it_has_told_the_store_one_way(store: RedisStore) -> None:
+def test_a_process_finds_what_it_has_told_the_store_one_way(store):
     """Waiting, just being sent by the thread, or carried out: in any of these moments."""
     store.acquire(fresh_key(), claim("warm"))
     for number in range(300):
@@ -88,9 +88,7 @@ def test_a_process_finds_what_it_has_told_the_store_one_way(store: RedisStore) -
 
 
 @pytest.mark.server
-def test_a_row_of_replacements_by_one_process_replaces_one_at_a_time(
-    store: RedisStore, key: str
-) -> None:
+def test_a_row_of_replacements_by_one_process_replaces_one_at_a_time(store, key):
     """Unconfirmed, each would also stand in for all that were replaced before it."""
     publish(store, key, "0")
     for number in range(1, 200):
@@ -102,8 +100,8 @@ def test_a_row_of_replacements_by_one_process_replaces_one_at_a_time(
 
 @pytest.mark.server
 def test_a_one_way_act_that_was_taken_along_in_vain_is_not_lost(
-    redis_url: str, start_proxy: Callable[[int], TcpProxy], redis_server: RedisServer
-) -> None:
+    redis_url, start_proxy, redis_server
+):
     proxy = start_proxy(redis_server.port)
     # What is cut is refused at once: nobody waits for the time-out here.
     with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=PATIENCE_S)) as store:
@@ -125,9 +123,7 @@ def test_a_one_way_act_that_was_taken_along_in_vain_is_not_lost(
 
 
 @pytest.mark.server
-def test_a_one_way_act_that_is_taken_along_survives_a_script_flush(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_a_one_way_act_that_is_taken_along_survives_a_script_flush(store, client, key):
     store.acquire(key, claim("a"))
     store.confirm(key, "a", QUEUE_LEASE)
     client.script_flush()
@@ -139,9 +135,7 @@ def test_a_one_way_act_that_is_taken_along_survives_a_script_flush(
 
 
 @pytest.mark.server
-def test_a_one_way_act_that_is_always_taken_along_brings_its_script(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_a_one_way_act_that_is_always_taken_along_brings_its_script(store, client, key):
     """Somebody who asks and asks leaves the thread nothing to send."""
     store.acquire(key, claim("a"))
     store.confirm(key, "a", QUEUE_LEASE)
@@ -154,9 +148,7 @@ def test_a_one_way_act_that_is_always_taken_along_brings_its_script(
 
 @pytest.mark.server
 @pytest.mark.parametrize("way", ["asked", "fire-and-forget"])
-def test_a_script_that_is_not_known_is_sent_once_for_many_acts(
-    store: RedisStore, client: redis.Redis, way: str
-) -> None:
+def test_a_script_that_is_not_known_is_sent_once_for_many_acts(store, client, way):
     claims = [(fresh_key(), claim("a")) for _ in range(1200)]
     if way == "fire-and-forget":
         store.acquire_many(claims)
@@ -180,14 +172,12 @@ def received(client: redis.Redis) -> int:
 
 
 @pytest.mark.server
-def test_flush_without_anything_sent_connects_to_nothing() -> None:
+def test_flush_without_anything_sent_connects_to_nothing():
     RedisStore.from_url(f"redis://{HOST}:{free_port()}").flush()
 
 
 @pytest.mark.server
-def test_a_one_way_act_notices_that_the_server_was_restarted(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_a_one_way_act_notices_that_the_server_was_restarted(start_server, key):
     server = start_server(RedisServer, append_only=True)
     with closing(RedisStore.from_url(server.url, timeout_s=PATIENCE_S)) as store:
         publish(store, fresh_key(), "warm")
@@ -202,8 +192,8 @@ def test_a_one_way_act_notices_that_the_server_was_restarted(
 
 @pytest.mark.server
 def test_nobody_waits_for_a_stalled_server_with_a_one_way_act(
-    redis_url: str, start_proxy: Callable[[int], TcpProxy], redis_server: RedisServer, key: str
-) -> None:
+    redis_url, start_proxy, redis_server, key
+):
     proxy = start_proxy(redis_server.port)
     with closing(RedisStore.from_url(proxy.url_of(redis_url), timeout_s=PATIENCE_S)) as store:
         publish(store, fresh_key(), "warm")
@@ -225,11 +215,8 @@ def test_nobody_waits_for_a_stalled_server_with_a_one_way_act(
 @pytest.mark.server
 @pytest.mark.parametrize("half", ["replies", "requests"])
 def test_a_one_way_act_that_met_a_cut_connection_is_sent_again(
-    redis_url: str,
-    start_proxy: Callable[[int], TcpProxy],
-    redis_server: RedisServer,
-    half: str,
-) -> None:
+    redis_url, start_proxy, redis_server, half
+):
     """Written into a connection that was just being cut it would be lost, and nobody told."""
     proxy = start_proxy(redis_server.port)
     keys = [fresh_key() for _ in range(200)]
@@ -251,9 +238,7 @@ def test_a_one_way_act_that_met_a_cut_connection_is_sent_again(
 
 
 @pytest.mark.server
-def test_one_way_acts_wait_for_a_server_that_is_away_and_say_so(
-    start_server: Callable[..., RedisServer], key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_way_acts_wait_for_a_server_that_is_away_and_say_so(start_server, key, caplog):
     server = start_server(RedisServer, append_only=True)
     with closing(RedisStore.from_url(server.url, timeout_s=PATIENCE_S)) as store:
         store.acquire(key, claim("a"))
@@ -271,8 +256,8 @@ def test_one_way_acts_wait_for_a_server_that_is_away_and_say_so(
 @pytest.mark.server
 @pytest.mark.parametrize("taken_along_by", ["read", "acquire", "two steps"])
 def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, taken_along_by: str
-) -> None:
+    redis_url, monkeypatch, taken_along_by
+):
     """A lost confirmation lets a lock lapse, a lost end keeps a key taken."""
     acts: dict[str, Callable[[RedisStore, str], Any]] = {
         "read": lambda store, key: store.read(key),
@@ -306,7 +291,7 @@ def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
 
 
 @pytest.mark.server
-def test_an_interrupted_flush_does_not_stop_the_thread_of_one_way_acts(redis_url: str) -> None:
+def test_an_interrupted_flush_does_not_stop_the_thread_of_one_way_acts(redis_url):
     def watched(frame: FrameType) -> bool:
         return of_package(frame) or frame.f_code.co_filename == threading.__file__
 
@@ -328,7 +313,7 @@ def test_an_interrupted_flush_does_not_stop_the_thread_of_one_way_acts(redis_url
             assert over, f"interrupted at {named(points[at])}"
 
 
-def test_a_closed_store_tries_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_closed_store_tries_no_more(caplog):
     store = RedisStore.from_url(f"redis://{HOST}:{free_port()}", timeout_s=0.2)
     store.confirm("1:00", "a", QUEUE_LEASE)
 
@@ -358,7 +343,7 @@ ACTS: dict[str, Callable[[RedisStore], Any]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("credentials", ["", "user:secret@"])
-def test_a_refused_port_is_told_at_once(act: str, credentials: str) -> None:
+def test_a_refused_port_is_told_at_once(act, credentials):
     port = free_port()
     store = RedisStore.from_url(f"redis://{credentials}{HOST}:{port}/3", timeout_s=TIMEOUT_S)
 
@@ -371,9 +356,7 @@ def test_a_refused_port_is_told_at_once(act: str, credentials: str) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("database", [0, 3])
-def test_a_server_that_never_answers_is_given_up_within_the_time_out(
-    act: str, database: int
-) -> None:
+def test_a_server_that_never_answers_is_given_up_within_the_time_out(act, database):
     with black_hole() as port:
         store = RedisStore.from_url(f"redis://{HOST}:{port}/{database}", timeout_s=TIMEOUT_S)
 
@@ -381,9 +364,7 @@ def test_a_server_that_never_answers_is_given_up_within_the_time_out(
 
 
 @pytest.mark.server
-def test_a_frozen_server_is_given_up_within_the_time_out(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_a_frozen_server_is_given_up_within_the_time_out(start_server, key):
     server = start_server(RedisServer)
     store = RedisStore.from_url(server.url, timeout_s=TIMEOUT_S)
     after_all(lambda: store.acquire(key, claim("a")))
@@ -399,9 +380,7 @@ def test_a_frozen_server_is_given_up_within_the_time_out(
 
 
 @pytest.mark.server
-def test_a_restarted_server_is_used_again_without_an_error(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_a_restarted_server_is_used_again_without_an_error(start_server, key):
     server = start_server(RedisServer, append_only=True)
     store = RedisStore.from_url(server.url, timeout_s=PATIENCE_S)
     store.acquire(key, claim("a"))
@@ -414,9 +393,7 @@ def test_a_restarted_server_is_used_again_without_an_error(
 
 
 @pytest.mark.server
-def test_a_killed_server_is_told_and_its_return_is_noticed(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_a_killed_server_is_told_and_its_return_is_noticed(start_server, key):
     server = start_server(RedisServer, append_only=True)
     store = RedisStore.from_url(server.url, timeout_s=PATIENCE_S)
     publish(store, key, "a")
@@ -435,9 +412,7 @@ PASSWORD = "s3cret/of the:shop"
 
 
 @pytest.mark.server
-def test_a_password_is_used_and_never_told(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_a_password_is_used_and_never_told(start_server, key):
     server = start_server(RedisServer)
     with server.client() as admin:
         admin.acl_setuser(
@@ -466,9 +441,7 @@ def test_a_password_is_used_and_never_told(
 
 
 @pytest.mark.server
-def test_what_the_server_says_is_passed_on(
-    start_server: Callable[..., RedisServer], key: str
-) -> None:
+def test_what_the_server_says_is_passed_on(start_server, key):
     server = start_server(RedisServer)
     store = RedisStore.from_url(server.url, timeout_s=PATIENCE_S)
     store.acquire(key, claim("a"))
@@ -494,7 +467,7 @@ def test_what_the_server_says_is_passed_on(
 
 
 @pytest.mark.server
-def test_a_database_that_is_not_there_is_told(redis_server: RedisServer) -> None:
+def test_a_database_that_is_not_there_is_told(redis_server):
     store = RedisStore.from_url(f"redis://{HOST}:{redis_server.port}/99999", timeout_s=PATIENCE_S)
 
     with pytest.raises(StoreUnavailable, match="DB index"):
@@ -527,9 +500,7 @@ def losing_store(redis_url: str) -> Iterator[RedisStore]:
 
 
 @pytest.mark.server
-def test_a_call_whose_reply_was_lost_is_not_its_own_duplicate(
-    losing_store: RedisStore, key: str
-) -> None:
+def test_a_call_whose_reply_was_lost_is_not_its_own_duplicate(losing_store, key):
     Losing.error = redis.ConnectionError("reset by peer")
 
     acquired = losing_store.acquire(key, claim("a"))
@@ -539,7 +510,7 @@ def test_a_call_whose_reply_was_lost_is_not_its_own_duplicate(
 
 
 @pytest.mark.server
-def test_a_batch_whose_replies_were_lost_goes_on_where_it_broke(losing_store: RedisStore) -> None:
+def test_a_batch_whose_replies_were_lost_goes_on_where_it_broke(losing_store):
     keys = [fresh_key() for _ in range(20)]
     losing_store.acquire_many([(key, claim("warm")) for key in keys[:1]])
     Losing.error = redis.ConnectionError("reset by peer")
@@ -550,7 +521,7 @@ def test_a_batch_whose_replies_were_lost_goes_on_where_it_broke(losing_store: Re
 
 
 @pytest.mark.server
-def test_a_time_out_is_not_tried_again(losing_store: RedisStore, key: str) -> None:
+def test_a_time_out_is_not_tried_again(losing_store, key):
     Losing.error = redis.TimeoutError("no reply")
 
     with pytest.raises(StoreUnavailable, match="in time"):
@@ -560,9 +531,7 @@ def test_a_time_out_is_not_tried_again(losing_store: RedisStore, key: str) -> No
 
 
 @pytest.mark.server
-def test_an_interrupted_act_leaves_no_reply_to_the_next_one(
-    losing_store: RedisStore, key: str
-) -> None:
+def test_an_interrupted_act_leaves_no_reply_to_the_next_one(losing_store, key):
     """Celery's soft time limit is raised wherever the body happens to be."""
     publish(losing_store, key, "a")
     Losing.error = KeyboardInterrupt()
@@ -577,9 +546,7 @@ def test_an_interrupted_act_leaves_no_reply_to_the_next_one(
 
 
 @pytest.mark.server
-def test_a_burst_leaves_a_bounded_number_of_connections(
-    redis_url: str, redis_server: RedisServer
-) -> None:
+def test_a_burst_leaves_a_bounded_number_of_connections(redis_url, redis_server):
     database = redis_url.rpartition("/")[2]
 
     def clients() -> set[str]:
@@ -602,9 +569,7 @@ def test_a_burst_leaves_a_bounded_number_of_connections(
     eventually(lambda: clients() <= before, message="connections are left")
 
 
-def test_the_packer_of_commands_gets_text_only(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_packer_of_commands_gets_text_only(redis_server, monkeypatch):
     """hiredis makes text of a number by calling Python: a signal there has crashed processes."""
     seen: list[tuple[Any, ...]] = []
     pack: Any = connections.pack_command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,22 +28,18 @@ def told() -> Iterator[dict[str, Any]]:
         store.close()
 
 
-def test_a_waiting_lock_takes_little_more_than_a_bare_set(told: dict[str, Any]) -> None:
+def test_a_waiting_lock_takes_little_more_than_a_bare_set(told):
     assert told["times_bare"]["waiting"] <= 1.6
 
 
 @pytest.mark.parametrize("kind", ["waiting, long task name", "waiting, with duplicates"])
-def test_it_takes_less_than_twice_that_with_a_long_name_and_with_duplicates(
-    told: dict[str, Any], kind: str
-) -> None:
+def test_it_takes_less_than_twice_that_with_a_long_name_and_with_duplicates(told, kind):
     # Told over a tenth of the locks, where what else the server does with its memory shows.
     assert told["times_bare"][kind] <= 1.95
 
 
 @pytest.mark.parametrize("make", [Bytes._waiting_long, Bytes._with_duplicates])
-def test_it_stays_packed_with_a_long_name_and_with_duplicates(
-    redis_url: str, make: Callable[..., None]
-) -> None:
+def test_it_stays_packed_with_a_long_name_and_with_duplicates(redis_url, make):
     store = open_store(redis_url, namespace="", timeout_s=60.0)
     pairs = [(key_of(str(number)), str(uuid.uuid4())) for number in range(20)]
 

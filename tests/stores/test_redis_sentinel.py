@@ -95,9 +95,7 @@ def cut_off(primary: RedisServer, replicas: list[RedisServer]) -> None:
     ask(primary, "CLIENT", "KILL", "TYPE", "replica")
 
 
-def test_a_fail_over_loses_what_was_not_replicated_and_nothing_else(
-    sentinels: RedisSentinels, report: Callable[[str], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fail_over_loses_what_was_not_replicated_and_nothing_else(sentinels, report, caplog):
     store = SentinelStore.from_url(sentinels.url, timeout_s=2)
     old = sentinels.primary()
     kept = [fresh_key() for _ in range(200)]
@@ -154,9 +152,7 @@ def test_a_fail_over_loses_what_was_not_replicated_and_nothing_else(
     store.close()
 
 
-def test_calls_wait_for_a_fail_over_that_ends_within_the_time_out_and_it_is_told(
-    sentinels: RedisSentinels,
-) -> None:
+def test_calls_wait_for_a_fail_over_that_ends_within_the_time_out_and_it_is_told(sentinels):
     app = Celery("shop", broker="memory://", set_as_current=False)
     celery_unique.install(app, unique_store_url=sentinels.url, unique_store_timeout=30)
     heard: list[dict[str, Any]] = []
@@ -189,9 +185,7 @@ def test_calls_wait_for_a_fail_over_that_ends_within_the_time_out_and_it_is_told
     store.close()
 
 
-def test_a_primary_that_became_a_replica_is_left_for_the_new_one(
-    sentinels: RedisSentinels,
-) -> None:
+def test_a_primary_that_became_a_replica_is_left_for_the_new_one(sentinels):
     """A planned fail-over: both servers live on."""
     store = SentinelStore.from_url(sentinels.url, timeout_s=30)
     key = fresh_key()
@@ -225,9 +219,7 @@ def black_hole() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_sentinels_that_are_gone_or_hang_are_passed_over(
-    redis_sentinels: RedisSentinels, key: str
-) -> None:
+def test_sentinels_that_are_gone_or_hang_are_passed_over(redis_sentinels, key):
     living = redis_sentinels.sentinels[0].port
     with black_hole() as hanging:
         hosts = f"{HOST}:{free_port()};{HOST}:{hanging};{HOST}:{living}"
@@ -251,7 +243,7 @@ def test_sentinels_that_are_gone_or_hang_are_passed_over(
     store.close()
 
 
-def test_no_sentinel_at_all_is_told_at_once() -> None:
+def test_no_sentinel_at_all_is_told_at_once():
     port = free_port()
     store = SentinelStore.from_url(
         f"sentinel://{HOST}:{port}", master_name="locks", timeout_s=TIMEOUT_S
@@ -262,16 +254,14 @@ def test_no_sentinel_at_all_is_told_at_once() -> None:
         unavailable_within((TIMEOUT_S + SLACK_S) / 2, act, match=said)
 
 
-def test_a_name_that_no_sentinel_knows_is_told(redis_sentinels: RedisSentinels) -> None:
+def test_a_name_that_no_sentinel_knows_is_told(redis_sentinels):
     url = redis_sentinels.url.replace(f"={redis_sentinels.NAME}", "=shop")
 
     with pytest.raises(StoreUnavailable, match="know no primary called 'shop'"):
         SentinelStore.from_url(url, timeout_s=PATIENCE_S).ping()
 
 
-def test_a_sentinel_that_knows_too_few_others_is_not_believed(
-    redis_sentinels: RedisSentinels,
-) -> None:
+def test_a_sentinel_that_knows_too_few_others_is_not_believed(redis_sentinels):
     def ping(others: int) -> None:
         SentinelStore.from_url(
             redis_sentinels.url, min_other_sentinels=others, timeout_s=PATIENCE_S
@@ -283,9 +273,7 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(
         ping(3)
 
 
-def test_a_server_that_is_a_replica_is_not_written_to(
-    redis_sentinels: RedisSentinels, key: str
-) -> None:
+def test_a_server_that_is_a_replica_is_not_written_to(redis_sentinels, key):
     """A sentinel may be out of date: it is asked again until the time-out."""
     store = SentinelStore.from_url(redis_sentinels.url, timeout_s=2.0)
     replica = redis_sentinels.others[0]
@@ -295,9 +283,7 @@ def test_a_server_that_is_a_replica_is_not_written_to(
         store.acquire(key, claim("a"))
 
 
-def test_a_frozen_primary_is_given_up_within_the_time_out(
-    sentinels: RedisSentinels, key: str
-) -> None:
+def test_a_frozen_primary_is_given_up_within_the_time_out(sentinels, key):
     store = SentinelStore.from_url(sentinels.url, timeout_s=TIMEOUT_S)
     with closing(SentinelStore.from_url(sentinels.url, timeout_s=PATIENCE_S)) as patient:
         publish(patient, key, "a")
@@ -330,7 +316,7 @@ def test_a_frozen_primary_is_given_up_within_the_time_out(
         ("sentinel://a:1,b:2/3", {"master_name": "main", "password": "geheim"}),
     ],
 )
-def test_a_url_is_read_as_kombu_does(url: str, options: dict[str, Any]) -> None:
+def test_a_url_is_read_as_kombu_does(url, options):
     store: Any = open_store(url, **options)
 
     assert repr(store) == "<SentinelStore main/3 of a:1,b:2>"
@@ -338,7 +324,7 @@ def test_a_url_is_read_as_kombu_does(url: str, options: dict[str, Any]) -> None:
     assert (connection.password, connection.db, connection.host) == ("geheim", 3, "host")
 
 
-def test_a_url_without_ports_and_with_tls(tmp_path: Path) -> None:
+def test_a_url_without_ports_and_with_tls(tmp_path):
     authority = tmp_path / "ca.pem"
     authority.touch()
     store: Any = open_store(
@@ -353,14 +339,14 @@ def test_a_url_without_ports_and_with_tls(tmp_path: Path) -> None:
     assert store._connections._servers.primary.connection().ca_certs == str(authority)
 
 
-def test_a_url_that_names_no_primary_is_told_how_to() -> None:
+def test_a_url_that_names_no_primary_is_told_how_to():
     with pytest.raises(ConfigurationError, match=r"sentinel_master=NAME.*master_name") as caught:
         open_store("sentinel://a:1;b:2")
 
     assert caught.value.setting == "unique_store_url"
 
 
-def test_a_brokers_sentinels_are_used_with_its_options(redis_sentinels: RedisSentinels) -> None:
+def test_a_brokers_sentinels_are_used_with_its_options(redis_sentinels):
     app = Celery("shop", set_as_current=False)
     hosts = [f"sentinel://{HOST}:{each.port}" for each in redis_sentinels.sentinels]
     app.conf.broker_url = ";".join(hosts)
@@ -374,7 +360,7 @@ def test_a_brokers_sentinels_are_used_with_its_options(redis_sentinels: RedisSen
     store.close()
 
 
-def test_the_documented_permissions_are_enough(redis_sentinels: RedisSentinels, key: str) -> None:
+def test_the_documented_permissions_are_enough(redis_sentinels, key):
     [command] = re.findall(r"(?m)^ACL SETUSER sentinel-locks .*$", PAGE.read_text())
     ask(redis_sentinels.primary(), *command.split())
     url = redis_sentinels.url.replace("://", "://sentinel-locks:PASSWORD@").replace("/0?", "/1?")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -76,9 +75,7 @@ def commands_seen(client: redis.Redis) -> Iterator[list[str]]:
 
 
 @pytest.mark.server
-def test_a_new_call_and_a_duplicate_are_one_command_each(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_a_new_call_and_a_duplicate_are_one_command_each(store, client, key):
     store.acquire(fresh_key(), claim("warm"))
 
     with commands_seen(client) as new:
@@ -90,9 +87,7 @@ def test_a_new_call_and_a_duplicate_are_one_command_each(
 
 
 @pytest.mark.server
-def test_start_and_finish_are_one_command_each(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_start_and_finish_are_one_command_each(store, client, key):
     publish(store, key, "a")
     store.start(key, start("a"))
     store.finish(key, finish("a"))
@@ -106,9 +101,7 @@ def test_start_and_finish_are_one_command_each(
 
 
 @pytest.mark.server
-def test_a_lock_is_one_key_for_all_its_life(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_a_lock_is_one_key_for_all_its_life(store, client, key):
     publish(store, key, "a")
     waiting = client.dbsize()
     store.start(key, start("a"))
@@ -119,7 +112,7 @@ def test_a_lock_is_one_key_for_all_its_life(
 
 
 @pytest.mark.server
-def test_a_batch_is_pipelined_and_keeps_its_order(store: RedisStore, client: redis.Redis) -> None:
+def test_a_batch_is_pipelined_and_keeps_its_order(store, client):
     keys = [fresh_key() for _ in range(BATCH)]
     claims = [(key, claim(f"first {key}")) for key in keys]
     claims += [(key, claim(f"second {key}")) for key in keys]
@@ -136,7 +129,7 @@ def test_a_batch_is_pipelined_and_keeps_its_order(store: RedisStore, client: red
 
 
 @pytest.mark.server
-def test_renewing_a_thousand_locks_is_one_stream_of_commands(store: RedisStore) -> None:
+def test_renewing_a_thousand_locks_is_one_stream_of_commands(store):
     keys = [fresh_key() for _ in range(1000)]
     store.acquire_many([(key, claim("a")) for key in keys])
     for key in keys[::2]:
@@ -149,8 +142,8 @@ def test_renewing_a_thousand_locks_is_one_stream_of_commands(store: RedisStore) 
 
 @pytest.mark.server
 def test_looking_for_what_is_due_costs_the_same_among_no_locks_and_among_ten_thousand(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+    store, client, key
+):
     store.due()  # connects
     with commands_seen(client) as among_none:
         assert store.due() == []
@@ -171,9 +164,7 @@ def test_looking_for_what_is_due_costs_the_same_among_no_locks_and_among_ten_tho
 
 
 @pytest.mark.server
-def test_the_record_is_a_hash_under_the_bucket_of_its_key(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_the_record_is_a_hash_under_the_bucket_of_its_key(store, client):
     store.acquire("1:ff00", claim("a"))
 
     assert client.keys() == [b"cu:{63}:1:ff00"]
@@ -181,12 +172,12 @@ def test_the_record_is_a_hash_under_the_bucket_of_its_key(
 
 
 @pytest.mark.parametrize("key", ["1:", "1:xyz", "user:7", "", "größe"])
-def test_any_string_has_a_bucket(key: str) -> None:
+def test_any_string_has_a_bucket(key):
     assert 0 <= bucket_of(key) < BUCKETS
 
 
 @pytest.mark.server
-def test_namespaces_and_prefixes_do_not_meet(url: str, key: str) -> None:
+def test_namespaces_and_prefixes_do_not_meet(url, key):
     places: list[dict[str, str]] = [
         {},
         {"namespace": "shop"},
@@ -207,7 +198,7 @@ def test_namespaces_and_prefixes_do_not_meet(url: str, key: str) -> None:
 
 
 @pytest.mark.server
-def test_walk_tells_of_every_key_once(store: RedisStore, client: redis.Redis) -> None:
+def test_walk_tells_of_every_key_once(store, client):
     keys = sorted(fresh_key() for _ in range(700))
     store.acquire_many([(key, claim("a")) for key in keys])
     client.set("cu:not ours", "1")
@@ -219,7 +210,7 @@ def test_walk_tells_of_every_key_once(store: RedisStore, client: redis.Redis) ->
 
 
 @pytest.mark.server
-def test_a_token_of_sixteen_digits_is_kept_to_the_last(store: RedisStore, key: str) -> None:
+def test_a_token_of_sixteen_digits_is_kept_to_the_last(store, key):
     publish(store, key, "a")
 
     started = store.start(key, start("a"))
@@ -231,9 +222,7 @@ def test_a_token_of_sixteen_digits_is_kept_to_the_last(store: RedisStore, key: s
 
 
 @pytest.mark.server
-def test_values_of_a_newer_release_survive_a_change(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_values_of_a_newer_release_survive_a_change(store, client, key):
     store.acquire(key, claim("a"))
     [name] = client.keys()
     packed = client.hget(name, "t:a").decode()
@@ -250,9 +239,7 @@ def test_values_of_a_newer_release_survive_a_change(
 
 
 @pytest.mark.server
-def test_the_record_expires_with_its_latest_deadline(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_the_record_expires_with_its_latest_deadline(store, client, key):
     def left() -> float:
         [name] = client.keys()
         return client.pttl(name)
@@ -277,9 +264,7 @@ def test_the_record_expires_with_its_latest_deadline(
 
 
 @pytest.mark.server
-def test_redis_itself_deletes_a_record_that_lapsed(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_redis_itself_deletes_a_record_that_lapsed(store, client, key):
     store.acquire(key, claim("a", grace_ms=30))
 
     deadline = time.monotonic() + 20
@@ -292,9 +277,7 @@ def test_redis_itself_deletes_a_record_that_lapsed(
 
 @pytest.mark.server
 @pytest.mark.parametrize("offset_ms", [90 * MINUTE, -90 * MINUTE])
-def test_a_moved_clock_never_makes_a_record_vanish_early(
-    store: RedisStore, client: redis.Redis, key: str, offset_ms: int
-) -> None:
+def test_a_moved_clock_never_makes_a_record_vanish_early(store, client, key, offset_ms):
     store.clock_offset_ms = offset_ms
 
     store.acquire(key, claim("a"))
@@ -308,9 +291,7 @@ def test_a_moved_clock_never_makes_a_record_vanish_early(
 
 
 @pytest.mark.server
-def test_a_lock_that_nobody_follows_is_one_key_also_for_calls_that_would_join(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_a_lock_that_nobody_follows_is_one_key_also_for_calls_that_would_join(store, client, key):
     publish(store, key, "a", join="its message")
     store.start(key, start("a"))
     store.acquire(key, claim("b"))
@@ -320,8 +301,8 @@ def test_a_lock_that_nobody_follows_is_one_key_also_for_calls_that_would_join(
 
 @pytest.mark.server
 def test_a_lock_with_followers_is_two_hashes_and_a_line_in_the_due_set_of_its_bucket(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+    store, client, key
+):
     publish(store, key, "a")
     store.acquire(key, claim("b", join="its message"))
 
@@ -339,9 +320,7 @@ def test_a_lock_with_followers_is_two_hashes_and_a_line_in_the_due_set_of_its_bu
 
 
 @pytest.mark.server
-def test_looking_for_what_is_due_reads_no_more_where_more_keys_have_followers(
-    store: RedisStore, client: redis.Redis
-) -> None:
+def test_looking_for_what_is_due_reads_no_more_where_more_keys_have_followers(store, client):
     def follow_in_every_bucket(number: int) -> None:
         for bucket in range(BUCKETS):
             key = f"1:{bucket:02x}{number:062x}"
@@ -363,9 +342,7 @@ def test_looking_for_what_is_due_reads_no_more_where_more_keys_have_followers(
 
 
 @pytest.mark.server
-def test_what_is_due_is_found_in_every_bucket_those_that_wait_longest_first(
-    store: RedisStore,
-) -> None:
+def test_what_is_due_is_found_in_every_bucket_those_that_wait_longest_first(store):
     keys = [f"1:{bucket:02x}{number:062x}" for number in range(2) for bucket in (7, 3, 60)]
     for n, key in enumerate(keys):
         store.acquire(key, claim("a"))
@@ -380,9 +357,7 @@ def test_what_is_due_is_found_in_every_bucket_those_that_wait_longest_first(
 
 
 @pytest.mark.server
-def test_followers_that_the_server_threw_away_are_not_due_for_ever(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_followers_that_the_server_threw_away_are_not_due_for_ever(store, client, key):
     publish(store, key, "a")
     store.acquire(key, claim("b", join="its message"))
     store.cancel(key, "a", MINUTE)
@@ -398,7 +373,7 @@ def test_followers_that_the_server_threw_away_are_not_due_for_ever(
 # -- scripts ------------------------------------------------------------------
 
 
-def test_every_script_begins_with_its_contract_and_touches_the_keys_it_is_given() -> None:
+def test_every_script_begins_with_its_contract_and_touches_the_keys_it_is_given():
     acts, includes = list(LUA.glob("*.lua")), list(LUA.glob("include/*.lua"))
     for path in (*acts, *includes):
         text = path.read_text()
@@ -412,7 +387,7 @@ def test_every_script_begins_with_its_contract_and_touches_the_keys_it_is_given(
     }
 
 
-def test_every_script_names_its_arguments_before_it_includes_anything() -> None:
+def test_every_script_names_its_arguments_before_it_includes_anything():
     for path in LUA.glob("include/*.lua"):
         assert "ARGV" not in path.read_text(), path
     for path in LUA.glob("*.lua"):
@@ -428,7 +403,7 @@ def test_every_script_names_its_arguments_before_it_includes_anything() -> None:
 
 
 @pytest.mark.server
-def test_a_script_flush_is_survived(store: RedisStore, client: redis.Redis, key: str) -> None:
+def test_a_script_flush_is_survived(store, client, key):
     publish(store, key, "a")
     client.script_flush()
 
@@ -444,9 +419,7 @@ def test_a_script_flush_is_survived(store: RedisStore, client: redis.Redis, key:
 
 
 @pytest.mark.server
-def test_commands_are_the_same_without_hiredis(
-    store: RedisStore, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_the_same_without_hiredis(store, key, monkeypatch):
     monkeypatch.setattr(connections, "pack_command", None)
 
     publish(store, key, "größe 1")
@@ -457,9 +430,7 @@ def test_commands_are_the_same_without_hiredis(
 
 
 @pytest.mark.server
-def test_one_way_acts_survive_a_script_flush(
-    store: RedisStore, client: redis.Redis, key: str
-) -> None:
+def test_one_way_acts_survive_a_script_flush(store, client, key):
     publish(store, fresh_key(), "warm")
     store.acquire(key, claim("a"))
     client.script_flush()
@@ -476,7 +447,7 @@ def test_one_way_acts_survive_a_script_flush(
     assert (confirmed, retried) == ("w", "t")
 
 
-def test_a_walk_stops_in_time_among_the_keys_of_others(start_server: Callable[..., Any]) -> None:
+def test_a_walk_stops_in_time_among_the_keys_of_others(start_server):
     server = start_server(RedisServer)
     patient = RedisStore.from_url(server.url, timeout_s=PATIENCE_S)
     with closing(patient) as store, server.client() as client:

@@ -45,7 +45,7 @@ def store(url: str) -> Iterator[LockStore]:
         yield store
 
 
-def test_32_threads_share_one_store(store: LockStore) -> None:
+def test_32_threads_share_one_store(store):
     keys = [fresh_key() for _ in range(30)]
     barrier = threading.Barrier(32)
 
@@ -68,7 +68,7 @@ def test_32_threads_share_one_store(store: LockStore) -> None:
     assert {task_of(store, key, told[0][n]).state for n, key in enumerate(keys)} == {"w"}
 
 
-def test_a_forked_child_never_uses_its_parents_connections(store: LockStore) -> None:
+def test_a_forked_child_never_uses_its_parents_connections(store):
     keys = {name: [fresh_key() for _ in range(60)] for name in ("child", "parent")}
     warm = fresh_key()
     publish(store, warm, "warm")
@@ -111,7 +111,7 @@ def locks_of(store: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", [SQLITE, REDIS, POSTGRESQL, MARIADB], indirect=True)
-def test_greenlets_share_one_store(url: str) -> None:
+def test_greenlets_share_one_store(url):
     program = f"""
         from gevent import monkey; monkey.patch_all()
         import gevent

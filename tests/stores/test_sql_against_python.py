@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,9 +193,7 @@ RELAXED = settings(
 
 
 @pytest.mark.slow
-def test_sqlite_answers_as_python_does(
-    open_sql_store: Callable[[str], SqlStore], clock: Clock, tmp_path: Path
-) -> None:
+def test_sqlite_answers_as_python_does(open_sql_store, clock, tmp_path):
     store = open_sql_store(f"sqlite:///{tmp_path / 'locks.db'}")
     examples = iter(range(10**9))
 
@@ -208,9 +205,7 @@ def test_sqlite_answers_as_python_does(
     check()
 
 
-def test_postgresql_answers_as_python_does(
-    open_sql_store: Callable[[str], SqlStore], clock: Clock, postgres_url: str
-) -> None:
+def test_postgresql_answers_as_python_does(open_sql_store, clock, postgres_url):
     store = open_sql_store(postgres_url)
     examples = iter(range(10**9))
 
@@ -224,11 +219,8 @@ def test_postgresql_answers_as_python_does(
 
 @pytest.mark.parametrize("answers_inserts", [True, False], ids=["mariadb", "mysql"])
 def test_mariadb_answers_as_python_does_in_its_own_and_in_mysqls_way(
-    open_sql_store: Callable[[str], SqlStore],
-    clock: Clock,
-    mariadb_url: str,
-    answers_inserts: bool,
-) -> None:
+    open_sql_store, clock, mariadb_url, answers_inserts
+):
     store = open_sql_store(mariadb_url)
     store.ping()
     store._database._engine.dialect.insert_returning = answers_inserts
@@ -243,7 +235,7 @@ def test_mariadb_answers_as_python_does_in_its_own_and_in_mysqls_way(
 
 
 @given(CLAIMS)
-def test_a_fresh_record_is_what_python_would_store(claim: Claim) -> None:
+def test_a_fresh_record_is_what_python_would_store(claim):
     now = 1_800_000_000_000
     offsets = (0, claim.grace_ms, claim.keep_ms or claim.window_ms, claim.delay_ms)
     plain = MemoryStore()

@@ -24,7 +24,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import event, text
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores.sql import SqlStore, database
+from celery_unique.stores.sql import database
 from celery_unique.testing.store_contract.factories import (
     QUEUE_LEASE,
     claim,
@@ -52,7 +52,7 @@ def proxy(postgres_server: PostgresServer, start_proxy: Callable[[int], TcpProxy
 # -- down, refused, and gone without a word ----------------------------------------------
 
 
-def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlStore]) -> None:
+def test_a_server_that_is_not_there_is_told_at_once(opened):
     store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks", timeout_s=TIMEOUT)
 
     message = str(unavailable_within(TIMEOUT + SLACK, store.ping))
@@ -61,9 +61,7 @@ def test_a_server_that_is_not_there_is_told_at_once(opened: Callable[..., SqlSto
     assert "geheim" not in message
 
 
-def test_a_server_that_takes_the_connection_and_says_nothing(
-    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
-) -> None:
+def test_a_server_that_takes_the_connection_and_says_nothing(opened, proxy, postgres_url, key):
     store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
     proxy.stall()
 
@@ -87,9 +85,7 @@ def unanswered_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_an_address_nobody_answers_at(
-    opened: Callable[..., SqlStore], unanswered_port: int
-) -> None:
+def test_an_address_nobody_answers_at(opened, unanswered_port):
     with pytest.raises(TimeoutError):
         socket.create_connection(("127.0.0.1", unanswered_port), timeout=0.2)
     store = opened(
@@ -99,9 +95,7 @@ def test_an_address_nobody_answers_at(
     unavailable_within(TIMEOUT + SLACK, store.ping)
 
 
-def test_a_server_that_falls_silent_in_the_middle(
-    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
-) -> None:
+def test_a_server_that_falls_silent_in_the_middle(opened, proxy, postgres_url, key):
     store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
     publish(opened(postgres_url), key, "task")
     after_all(store.ping)
@@ -119,9 +113,7 @@ def test_a_server_that_falls_silent_in_the_middle(
     assert after_all(lambda: store.start(key, start("task")).verdict) == "run"
 
 
-def test_an_answer_that_is_lost_means_maybe(
-    opened: Callable[..., SqlStore], proxy: TcpProxy, postgres_url: str, key: str
-) -> None:
+def test_an_answer_that_is_lost_means_maybe(opened, proxy, postgres_url, key):
     store = opened(proxy.url_of(postgres_url), timeout_s=TIMEOUT)
     after_all(store.ping)
     proxy.stall_replies()
@@ -136,8 +128,8 @@ def test_an_answer_that_is_lost_means_maybe(
 
 
 def test_a_pooled_connection_that_died_is_replaced_without_an_error(
-    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+    opened, postgres_url, postgres_server, key
+):
     store = opened(postgres_url)
     publish(store, key, "task")
 
@@ -151,9 +143,7 @@ def test_a_pooled_connection_that_died_is_replaced_without_an_error(
         assert act()
 
 
-def test_a_batch_goes_on_where_its_connection_died(
-    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer
-) -> None:
+def test_a_batch_goes_on_where_its_connection_died(opened, postgres_url, postgres_server):
     store = opened(postgres_url)
     keys = [fresh_key() for _ in range(6)]
     asked: list[int] = []
@@ -172,8 +162,8 @@ def test_a_batch_goes_on_where_its_connection_died(
 
 
 def test_a_connection_that_breaks_between_read_and_write_is_an_error(
-    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+    opened, postgres_url, postgres_server, key
+):
     """Whether the write was carried out is not known, so it is not simply sent again."""
     store = opened(postgres_url)
     run(store, key, "task")
@@ -204,9 +194,7 @@ def hang_up(server: PostgresServer, url: str) -> None:
     )
 
 
-def test_a_server_that_was_restarted_is_used_again(
-    opened: Callable[..., SqlStore], start_server: Callable[..., Any], key: str
-) -> None:
+def test_a_server_that_was_restarted_is_used_again(opened, start_server, key):
     server: PostgresServer = start_server(PostgresServer)
     url = server.fresh_url()
     store = opened(url, timeout_s=TIMEOUT)
@@ -221,8 +209,8 @@ def test_a_server_that_was_restarted_is_used_again(
 
 
 def test_a_row_locked_by_somebody_else_is_not_waited_for_longer_than_the_time_out(
-    opened: Callable[..., SqlStore], postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+    opened, postgres_url, postgres_server, key
+):
     import psycopg
 
     store = opened(postgres_url, timeout_s=TIMEOUT)
@@ -248,9 +236,7 @@ def writer(sqlite_url: str) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def test_a_database_locked_for_longer_than_the_time_out(
-    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
-) -> None:
+def test_a_database_locked_for_longer_than_the_time_out(opened, sqlite_url, writer, key):
     store = opened(sqlite_url, timeout_s=TIMEOUT)
     publish(opened(sqlite_url), key, "task")
     after_all(store.ping)
@@ -265,9 +251,7 @@ def test_a_database_locked_for_longer_than_the_time_out(
     assert after_all(lambda: store.acquire(key, claim("other")).outcome) == "duplicate"
 
 
-def test_a_batch_does_not_wait_longer_for_a_locked_database(
-    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
-) -> None:
+def test_a_batch_does_not_wait_longer_for_a_locked_database(opened, sqlite_url, writer, key):
     store = opened(sqlite_url, timeout_s=TIMEOUT)
     publish(opened(sqlite_url), key, "task")
     after_all(store.ping)
@@ -283,9 +267,7 @@ def test_a_batch_does_not_wait_longer_for_a_locked_database(
     assert "holds its write lock" in message
 
 
-def test_a_database_locked_for_a_moment_is_waited_for(
-    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection, key: str
-) -> None:
+def test_a_database_locked_for_a_moment_is_waited_for(opened, sqlite_url, writer, key):
     store = opened(sqlite_url)
     publish(store, key, "task")
     writer.execute("BEGIN IMMEDIATE")
@@ -298,18 +280,14 @@ def test_a_database_locked_for_a_moment_is_waited_for(
     assert reply.now >= (began + 0.2) * 1000  # the clock is not the one from before the wait
 
 
-def test_the_file_is_in_wal_mode(
-    opened: Callable[..., SqlStore], sqlite_url: str, writer: sqlite3.Connection
-) -> None:
+def test_the_file_is_in_wal_mode(opened, sqlite_url, writer):
     opened(sqlite_url).ping()
 
     assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize(("asked", "level"), [("normal", 1), ("full", 2)])
-def test_how_often_sqlite_waits_for_the_disk_can_be_chosen(
-    opened: Callable[..., SqlStore], sqlite_url: str, asked: str, level: int
-) -> None:
+def test_how_often_sqlite_waits_for_the_disk_can_be_chosen(opened, sqlite_url, asked, level):
     from sqlalchemy import text
 
     store = opened(f"{sqlite_url}?synchronous={asked}")
@@ -324,9 +302,7 @@ def test_how_often_sqlite_waits_for_the_disk_can_be_chosen(
 # -- threads, greenlets and processes --------------------------------------------------------
 
 
-def test_more_threads_than_connections_take_turns(
-    opened: Callable[..., SqlStore], sql_url: str, key: str
-) -> None:
+def test_more_threads_than_connections_take_turns(opened, sql_url, key):
     store = opened(sql_url, timeout_s=10, pool_size=3)
     connections: list[Any] = []
     event.listen(store._database._engine, "connect", lambda *args: connections.append(args))
@@ -341,9 +317,7 @@ def test_more_threads_than_connections_take_turns(
     assert [task.duplicates for task in store.read(key)[0].tasks.values()] == [95]
 
 
-def test_a_thread_that_gets_no_turn_is_told_so(
-    opened: Callable[..., SqlStore], sql_url: str
-) -> None:
+def test_a_thread_that_gets_no_turn_is_told_so(opened, sql_url):
     store = opened(sql_url, pool_size=1, timeout_s=TIMEOUT)
     after_all(store.ping)
     busy, over = threading.Event(), threading.Event()
@@ -368,9 +342,7 @@ def taking_turns(frame: FrameType) -> bool:
     return any(part in frame.f_code.co_filename for part in parts)
 
 
-def test_no_interrupted_act_keeps_its_turn_from_others(
-    opened: Callable[..., SqlStore], sql_url: str, key: str
-) -> None:
+def test_no_interrupted_act_keeps_its_turn_from_others(opened, sql_url, key):
     """A time limit raises anywhere: also while a lock or a connection is just taken."""
     store = opened(sql_url, timeout_s=5, pool_size=1)
     publish(store, key, "a")
@@ -394,8 +366,8 @@ def test_no_interrupted_act_keeps_its_turn_from_others(
 
 
 def test_an_interrupted_act_leaves_the_file_free_while_its_traceback_is_kept(
-    opened: Callable[..., SqlStore], sqlite_url: str, key: str
-) -> None:
+    opened, sqlite_url, key
+):
     store = opened(sqlite_url)
     publish(store, key, "a")
 
@@ -415,9 +387,7 @@ def test_an_interrupted_act_leaves_the_file_free_while_its_traceback_is_kept(
     assert interrupted.value.__traceback__ is not None
 
 
-def test_a_time_limit_is_not_taken_for_a_failing_store(
-    opened: Callable[..., SqlStore], sqlite_url: str, key: str
-) -> None:
+def test_a_time_limit_is_not_taken_for_a_failing_store(opened, sqlite_url, key):
     """SQLAlchemy wraps what is raised while it prepares a statement."""
     store = opened(sqlite_url)
     publish(store, key, "a")
@@ -448,7 +418,7 @@ def run_python(program: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgres_url: str) -> None:
+def test_a_wait_for_the_server_lets_other_greenlets_run(proxy, postgres_url):
     proxy.stall()
 
     done = run_python(
@@ -486,9 +456,7 @@ def test_a_wait_for_the_server_lets_other_greenlets_run(proxy: TcpProxy, postgre
 
 
 @pytest.mark.slow
-def test_confirms_are_carried_out_before_the_program_ends(
-    opened: Callable[..., SqlStore], sql_url: str
-) -> None:
+def test_confirms_are_carried_out_before_the_program_ends(opened, sql_url):
     done = run_python(
         f"""
         from celery_unique.stores import open_store
@@ -509,9 +477,7 @@ def test_confirms_are_carried_out_before_the_program_ends(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_confirms_are_carried_out_before_a_child_process_ends(
-    opened: Callable[..., SqlStore], sqlite_url: str, tmp_path: Path, method: str
-) -> None:
+def test_confirms_are_carried_out_before_a_child_process_ends(opened, sqlite_url, tmp_path, method):
     program = tmp_path / "calls.py"
     program.write_text(
         textwrap.dedent(
@@ -548,9 +514,7 @@ def test_confirms_are_carried_out_before_a_child_process_ends(
     assert states == ["w"] * 50
 
 
-def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(
-    proxy: TcpProxy, postgres_url: str
-) -> None:
+def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(proxy, postgres_url):
     proxy.stall()
 
     began = time.monotonic()
@@ -569,9 +533,7 @@ def test_a_store_that_is_gone_does_not_hold_up_the_end_of_a_program(
     assert "secret" not in done.stderr
 
 
-def test_a_confirm_that_failed_is_logged_without_its_key(
-    opened: Callable[..., SqlStore], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_confirm_that_failed_is_logged_without_its_key(opened, caplog):
     store = opened("postgresql+psycopg://shop:geheim@127.0.0.1:1/locks", timeout_s=TIMEOUT)
 
     with caplog.at_level(logging.WARNING):
@@ -583,9 +545,7 @@ def test_a_confirm_that_failed_is_logged_without_its_key(
     assert "geheim" not in caplog.text
 
 
-def test_a_closed_store_is_used_again(
-    opened: Callable[..., SqlStore], sql_url: str, key: str
-) -> None:
+def test_a_closed_store_is_used_again(opened, sql_url, key):
     store = opened(sql_url)
     store.acquire(key, claim("task"))
     store.confirm(key, "task", QUEUE_LEASE)
@@ -598,9 +558,7 @@ def test_a_closed_store_is_used_again(
 
 @pytest.mark.server
 @pytest.mark.parametrize("sql_url", ["postgres_url", "mariadb_url"], indirect=True)
-def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(
-    opened: Callable[..., SqlStore], sql_url: str, key: str
-) -> None:
+def test_a_process_stopped_in_a_transaction_does_not_keep_the_row(opened, sql_url, key):
     store = opened(sql_url)
     publish(store, key, "task")
     stopped = subprocess.Popen(

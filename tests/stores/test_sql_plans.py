@@ -137,7 +137,7 @@ def explained(store: SqlStore, url: str) -> Iterator[Explained]:
 
 
 @pytest.mark.parametrize("name", FOUND_BY)
-def test_a_statement_finds_its_rows_by_an_index(explained: Explained, name: str) -> None:
+def test_a_statement_finds_its_rows_by_an_index(explained, name):
     plan = "\n".join(explained.plan(name))
 
     found_by = {index for written, index in NAMES.items() if re.search(rf"\b{written}\b", plan)}
@@ -146,7 +146,7 @@ def test_a_statement_finds_its_rows_by_an_index(explained: Explained, name: str)
     assert not re.search(r"Sort\b|filesort|TEMP B-TREE", plan), plan
 
 
-def test_every_statement_is_looked_at_or_only_inserts(store: SqlStore) -> None:
+def test_every_statement_is_looked_at_or_only_inserts(store):
     inserting = {"acquire", "insert", "put_follower", "put_mark"}
     # The first asks nothing of any row, the second locks the one that "see" then reads.
     others = {"ping", "lock"}

@@ -37,7 +37,6 @@ from celery_unique.testing.store_contract.factories import (
     start,
 )
 from tests.stores.timing import PATIENCE_S
-from tests.support import PostgresServer
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ class Statements:
 # -- one statement for a call -----------------------------------------------------------
 
 
-def test_a_call_is_one_statement_new_or_duplicate(sql: SqlStore, key: str) -> None:
+def test_a_call_is_one_statement_new_or_duplicate(sql, key):
     sql.ping()
     statements = Statements(sql)
 
@@ -89,7 +88,7 @@ def test_a_call_is_one_statement_new_or_duplicate(sql: SqlStore, key: str) -> No
     assert sql.read(key)[0].tasks["holder"].duplicates == 5
 
 
-def test_a_duplicate_of_a_kept_task_is_one_statement(sql: SqlStore, key: str) -> None:
+def test_a_duplicate_of_a_kept_task_is_one_statement(sql, key):
     run(sql, key, "holder", keep=SUCCESS)
     sql.finish(key, finish("holder"))
     statements = Statements(sql)
@@ -99,7 +98,7 @@ def test_a_duplicate_of_a_kept_task_is_one_statement(sql: SqlStore, key: str) ->
     assert duplicate == ["WITH"]
 
 
-def test_a_call_that_takes_over_a_row_is_two_statements(sql: SqlStore, key: str) -> None:
+def test_a_call_that_takes_over_a_row_is_two_statements(sql, key):
     publish(sql, key, "lapsed")
     advance(sql, 2 * QUEUE_LEASE)
     statements = Statements(sql)
@@ -107,7 +106,7 @@ def test_a_call_that_takes_over_a_row_is_two_statements(sql: SqlStore, key: str)
     assert statements.of(lambda: sql.acquire(key, claim("next"))) == ["WITH", "UPDATE"]
 
 
-def test_other_acts_read_and_write_once_each(sql: SqlStore, key: str) -> None:
+def test_other_acts_read_and_write_once_each(sql, key):
     sql.acquire(key, claim("task"))
     statements = Statements(sql)
 
@@ -118,7 +117,7 @@ def test_other_acts_read_and_write_once_each(sql: SqlStore, key: str) -> None:
     assert statements.of(lambda: sql.read(key)) == ["SELECT"]
 
 
-def test_an_act_without_effect_writes_nothing(sql: SqlStore, key: str) -> None:
+def test_an_act_without_effect_writes_nothing(sql, key):
     run(sql, key, "task")
     sql.acquire(key, claim("duplicate"))
     statements = Statements(sql)
@@ -128,9 +127,7 @@ def test_an_act_without_effect_writes_nothing(sql: SqlStore, key: str) -> None:
     assert statements.of(lambda: sql.give_back(key, "task", MINUTE)) == ["SELECT"]
 
 
-def test_a_call_from_another_task_is_one_statement_and_from_the_holder_none_is_counted(
-    sql: SqlStore, key: str
-) -> None:
+def test_a_call_from_another_task_is_one_statement_and_from_the_holder_none_is_counted(sql, key):
     run(sql, key, "holder")
     statements = Statements(sql)
 
@@ -143,7 +140,7 @@ def test_a_call_from_another_task_is_one_statement_and_from_the_holder_none_is_c
     assert sql.read(key)[0].tasks["holder"].duplicates == 1
 
 
-def test_many_claims_share_one_connection(sql: SqlStore) -> None:
+def test_many_claims_share_one_connection(sql):
     taken: list[Any] = []
     event.listen(sql._database._engine, "checkout", lambda *args: taken.append(args))
     keys = [fresh_key() for _ in range(20)]
@@ -157,7 +154,7 @@ def test_many_claims_share_one_connection(sql: SqlStore) -> None:
 # -- duplicates that wait beside the record ----------------------------------------------
 
 
-def test_duplicates_are_folded_into_the_record_by_the_next_write(sql: SqlStore, key: str) -> None:
+def test_duplicates_are_folded_into_the_record_by_the_next_write(sql, key):
     publish(sql, key, "holder")
     for number in range(3):
         sql.acquire(key, claim(f"duplicate {number}"))
@@ -170,9 +167,7 @@ def test_duplicates_are_folded_into_the_record_by_the_next_write(sql: SqlStore, 
     assert sql.finish(key, finish("holder")).duplicates == 3
 
 
-def test_duplicates_of_one_of_several_tasks_are_counted_in_the_record(
-    sql: SqlStore, key: str
-) -> None:
+def test_duplicates_of_one_of_several_tasks_are_counted_in_the_record(sql, key):
     run(sql, key, "first")
     sql.acquire(key, claim("waits", states="psw"))
 
@@ -186,9 +181,7 @@ def test_duplicates_of_one_of_several_tasks_are_counted_in_the_record(
     assert (tasks["first"].duplicates, tasks["waits"].duplicates) == (2, 3)
 
 
-def test_a_duplicate_does_not_undo_an_act_that_leaves_the_holder(
-    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_a_duplicate_does_not_undo_an_act_that_leaves_the_holder(sql, open_sql, key):
     publish(sql, key, "holder")
     other = open_sql()
     statements = Statements(sql)
@@ -204,9 +197,7 @@ def test_a_duplicate_does_not_undo_an_act_that_leaves_the_holder(
     assert sql.finish(key, finish("holder")).duplicates == 1
 
 
-def test_a_duplicate_that_comes_during_finish_is_in_its_answer(
-    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_a_duplicate_that_comes_during_finish_is_in_its_answer(sql, open_sql, key):
     run(sql, key, "holder")
     other = open_sql()
 
@@ -247,9 +238,7 @@ def named(reply: Acquired) -> str | None:
 # -- compare-and-set ----------------------------------------------------------------------
 
 
-def test_whoever_was_overtaken_acts_on_the_new_record_and_alone(
-    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_whoever_was_overtaken_acts_on_the_new_record_and_alone(sql, open_sql, key):
     publish(sql, key, "task")
     other = open_sql()
     statements = Statements(sql)
@@ -267,9 +256,7 @@ def test_whoever_was_overtaken_acts_on_the_new_record_and_alone(
     assert statements.sent[-1] == "COMMIT"
 
 
-def test_a_row_made_anew_is_not_taken_for_the_old_one(
-    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_a_row_made_anew_is_not_taken_for_the_old_one(sql, open_sql, key):
     run(sql, key, "first")
     other = open_sql()
 
@@ -289,9 +276,7 @@ def test_a_row_made_anew_is_not_taken_for_the_old_one(
     assert list(sql.read(key)[0].tasks) == ["second"]
 
 
-def test_two_who_insert_the_same_key_see_each_other(
-    sql: SqlStore, open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_two_who_insert_the_same_key_see_each_other(sql, open_sql, key):
     other = open_sql()
 
     started = sql._act(
@@ -305,9 +290,7 @@ def test_two_who_insert_the_same_key_see_each_other(
     assert started.verdict == "superseded"
 
 
-def test_one_of_many_takes_over_a_lapsed_key_and_the_others_are_counted(
-    open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_one_of_many_takes_over_a_lapsed_key_and_the_others_are_counted(open_sql, key):
     stores = [open_sql() for _ in range(4)]
     publish(stores[0], key, "lapsed")
     for store in stores:
@@ -329,9 +312,7 @@ def test_one_of_many_takes_over_a_lapsed_key_and_the_others_are_counted(
     }
 
 
-def test_no_duplicate_is_lost_or_counted_twice_under_contention(
-    open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_no_duplicate_is_lost_or_counted_twice_under_contention(open_sql, key):
     """Tasks come and go on one key while others ask for it all the time."""
     stores = [open_sql(timeout_s=20) for _ in range(4)]
     reported: list[int] = []
@@ -357,9 +338,7 @@ def test_no_duplicate_is_lost_or_counted_twice_under_contention(
     assert not stores[0].read(key)[0]
 
 
-def test_a_key_under_a_storm_of_duplicates_can_be_finished(
-    open_sql: Callable[..., SqlStore], key: str
-) -> None:
+def test_a_key_under_a_storm_of_duplicates_can_be_finished(open_sql, key):
     stores = [open_sql() for _ in range(4)]
     over = threading.Event()
 
@@ -402,7 +381,7 @@ def _first_act(url: str, ready: Any, go: Any, answers: Any, number: int) -> None
 
 
 @pytest.mark.slow
-def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
+def test_16_processes_create_the_table_at_once(sql_url):
     # Not forked from this process: its threads, those of other tests too, may hold any mutex.
     clean = multiprocessing.get_context("forkserver")
     clean.set_forkserver_preload([__name__])
@@ -424,7 +403,7 @@ def test_16_processes_create_the_table_at_once(sql_url: str) -> None:
     assert sorted(told) == ["created"] + ["duplicate"] * 15
 
 
-def test_the_table_can_be_made_by_hand(sql_url: str, key: str) -> None:
+def test_the_table_can_be_made_by_hand(sql_url, key):
     store = SqlStore.from_url(sql_url, create_table=False, table="locks")
     with pytest.raises(
         StoreUnavailable,
@@ -448,13 +427,13 @@ def test_the_table_can_be_made_by_hand(sql_url: str, key: str) -> None:
 @pytest.mark.parametrize(
     "url", ["sqlite:///locks.db", "postgresql://host/locks", "mysql://host/locks"]
 )
-def test_the_sql_in_the_documentation_is_that_of_the_store(url: str) -> None:
+def test_the_sql_in_the_documentation_is_that_of_the_store(url):
     page = Path(__file__).parents[2] / "docs/reference/stores-sql.md"
 
     assert f"```sql\n{SqlStore.from_url(url).ddl()}```" in page.read_text(encoding="utf-8")
 
 
-def test_create_tables_can_be_called_again_and_again(sql: SqlStore, key: str) -> None:
+def test_create_tables_can_be_called_again_and_again(sql, key):
     sql.create_tables()
     sql.acquire(key, claim("task"))
 
@@ -463,7 +442,7 @@ def test_create_tables_can_be_called_again_and_again(sql: SqlStore, key: str) ->
     assert list(sql.read(key)[0].tasks) == ["task"]
 
 
-def test_a_table_that_was_dropped_is_made_again(sql: SqlStore, sql_url: str, key: str) -> None:
+def test_a_table_that_was_dropped_is_made_again(sql, sql_url, key):
     sql.acquire(key, claim("task"))
     engine = create_engine(sql_url)
     with engine.begin() as connection:
@@ -473,9 +452,7 @@ def test_a_table_that_was_dropped_is_made_again(sql: SqlStore, sql_url: str, key
     assert sql.acquire(key, claim("other")).outcome == "created"
 
 
-def test_a_user_without_the_right_to_create_is_told_who_must(
-    postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+def test_a_user_without_the_right_to_create_is_told_who_must(postgres_url, postgres_server, key):
     postgres_server.execute("DROP ROLE IF EXISTS reader")
     postgres_server.execute("CREATE ROLE reader LOGIN PASSWORD 'geheim'")
     store = SqlStore.from_url(
@@ -489,9 +466,7 @@ def test_a_user_without_the_right_to_create_is_told_who_must(
     store.close()
 
 
-def test_a_user_needs_no_more_than_to_read_and_write_the_table(
-    postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+def test_a_user_needs_no_more_than_to_read_and_write_the_table(postgres_url, postgres_server, key):
     owner = SqlStore.from_url(postgres_url, timeout_s=PATIENCE_S)
     owner.create_tables()
     owner.close()
@@ -515,7 +490,7 @@ def lock_once(store: SqlStore, session: Any, key: str) -> None:
         pass
 
 
-def test_a_server_that_only_reads_is_told_apart(postgres_url: str, key: str) -> None:
+def test_a_server_that_only_reads_is_told_apart(postgres_url, key):
     store = SqlStore.from_url(
         f"{postgres_url}?options=-c%20default_transaction_read_only%3Don", timeout_s=PATIENCE_S
     )
@@ -528,9 +503,7 @@ def test_a_server_that_only_reads_is_told_apart(postgres_url: str, key: str) -> 
     store.close()
 
 
-def test_a_record_that_cannot_be_read_is_said_to_be_so(
-    sql: SqlStore, sql_url: str, key: str
-) -> None:
+def test_a_record_that_cannot_be_read_is_said_to_be_so(sql, sql_url, key):
     sql.acquire(key, claim("task"))
     engine = create_engine(sql_url)
     with engine.begin() as connection:
@@ -543,9 +516,7 @@ def test_a_record_that_cannot_be_read_is_said_to_be_so(
     assert key not in str(raised.value)
 
 
-def test_the_table_may_stand_in_another_schema(
-    postgres_url: str, postgres_server: PostgresServer, key: str
-) -> None:
+def test_the_table_may_stand_in_another_schema(postgres_url, postgres_server, key):
     database = postgres_url.rpartition("/")[2]
     postgres_server.execute("CREATE SCHEMA locks", database)
     store = SqlStore.from_url(f"{postgres_url}?table=locks.Unique", timeout_s=PATIENCE_S)
@@ -560,7 +531,7 @@ def test_the_table_may_stand_in_another_schema(
 # -- namespaces, walking, sweeping ----------------------------------------------------------
 
 
-def test_namespaces_do_not_meet(open_sql: Callable[..., SqlStore], key: str) -> None:
+def test_namespaces_do_not_meet(open_sql, key):
     shop, shop_too, plain = open_sql(namespace="shop"), open_sql(namespace="shop2"), open_sql()
     publish(shop, key, "of shop")
     publish(shop_too, key, "of shop2")
@@ -573,7 +544,7 @@ def test_namespaces_do_not_meet(open_sql: Callable[..., SqlStore], key: str) -> 
         assert store.sweep() == 0
 
 
-def test_walk_gives_every_live_key_whatever_the_batch(sql: SqlStore) -> None:
+def test_walk_gives_every_live_key_whatever_the_batch(sql):
     keys = sorted(fresh_key() for _ in range(23))
     for each in keys:
         publish(sql, each, "task")
@@ -585,7 +556,7 @@ def test_walk_gives_every_live_key_whatever_the_batch(sql: SqlStore) -> None:
         assert [each for each, _ in sql.walk(batch)] == keys
 
 
-def test_sweep_deletes_what_has_lapsed_in_batches(sql: SqlStore) -> None:
+def test_sweep_deletes_what_has_lapsed_in_batches(sql):
     keys = [fresh_key() for _ in range(25)]
     for each in keys:
         sql.acquire(each, claim("task"))
@@ -600,7 +571,7 @@ def test_sweep_deletes_what_has_lapsed_in_batches(sql: SqlStore) -> None:
 # -- the clock --------------------------------------------------------------------------------
 
 
-def test_tokens_grow_even_where_the_row_was_deleted_in_between(sql: SqlStore, key: str) -> None:
+def test_tokens_grow_even_where_the_row_was_deleted_in_between(sql, key):
     tokens = []
     for number in range(50):
         sql.acquire(key, claim(f"{number}"))
@@ -610,9 +581,7 @@ def test_tokens_grow_even_where_the_row_was_deleted_in_between(sql: SqlStore, ke
     assert tokens == sorted(set(tokens))
 
 
-def test_times_are_those_of_the_server(
-    postgres_url: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_those_of_the_server(postgres_url, key, monkeypatch):
     store = SqlStore.from_url(postgres_url, timeout_s=PATIENCE_S)
     monkeypatch.setattr(store, "_client_us", lambda: 0)
 
@@ -651,7 +620,7 @@ def test_times_are_those_of_the_server(
         ("sqlite:///locks.db?synchronous=off", "synchronous='off'.*normal or full"),
     ],
 )
-def test_a_wrong_url_says_what_to_write(url: str, message: str) -> None:
+def test_a_wrong_url_says_what_to_write(url, message):
     with pytest.raises(ConfigurationError, match=message) as raised:
         open_store(url)
 
@@ -671,21 +640,19 @@ def test_a_wrong_url_says_what_to_write(url: str, message: str) -> None:
         ({"namespace": "n" * 101}, "longer than 100"),
     ],
 )
-def test_a_wrong_option_says_what_to_write(option: dict[str, Any], message: str) -> None:
+def test_a_wrong_option_says_what_to_write(option, message):
     with pytest.raises(ConfigurationError, match=message):
         open_store("sqlite:///locks.db", **option)
 
 
-def test_opening_connects_to_nothing(tmp_path: Path) -> None:
+def test_opening_connects_to_nothing(tmp_path):
     open_store(f"sqlite:///{tmp_path / 'locks.db'}")
     open_store("postgresql+psycopg://nobody:geheim@host.invalid/nothing")
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_relative_path_stays_where_the_store_was_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_relative_path_stays_where_the_store_was_opened(tmp_path, monkeypatch, key):
     monkeypatch.chdir(tmp_path)
     store = SqlStore.from_url("sqlite:///locks.db")
     (tmp_path / "elsewhere").mkdir()
@@ -697,14 +664,14 @@ def test_a_relative_path_stays_where_the_store_was_opened(
     store.close()
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named(tmp_path):
     store = SqlStore.from_url(f"sqlite:///{tmp_path}/missing/locks.db")
 
     with pytest.raises(StoreUnavailable, match=rf"directory {tmp_path}/missing does not exist"):
         store.ping()
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "notes.txt").write_text("milk, bread, and something for the cat\n" * 50)
     store = SqlStore.from_url(f"sqlite:///{tmp_path}/notes.txt")
 
@@ -712,9 +679,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
         store.ping()
 
 
-def test_fingerprints_tell_stores_apart_and_no_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprints_tell_stores_apart_and_no_secrets(tmp_path, monkeypatch):
     def fingerprint(url: str, **options: Any) -> str:
         return SqlStore.from_url(url, **options).fingerprint()
 
@@ -741,9 +706,7 @@ def test_fingerprints_tell_stores_apart_and_no_secrets(
 
 @pytest.mark.parametrize(("module", "url"), [("sqlalchemy", "sqlite:///x.db"),
                                              ("psycopg", "postgresql://host/db")])  # fmt: skip
-def test_a_missing_package_names_the_pip_command(
-    module: str, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_the_pip_command(module, url, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, module, None)
@@ -754,9 +717,7 @@ def test_a_missing_package_names_the_pip_command(
         SqlStore.from_url(url)
 
 
-def test_what_a_url_says_to_psycopg_reaches_it(
-    postgres_url: str, postgres_server: PostgresServer
-) -> None:
+def test_what_a_url_says_to_psycopg_reaches_it(postgres_url, postgres_server):
     store = SqlStore.from_url(
         f"{postgres_url}?application_name=shop&options=-c%20work_mem%3D5MB&pool_size=2"
     )
@@ -774,7 +735,7 @@ def test_what_a_url_says_to_psycopg_reaches_it(
     store.close()
 
 
-def test_through_a_pooler_no_session_is_set_up(postgres_url: str, key: str) -> None:
+def test_through_a_pooler_no_session_is_set_up(postgres_url, key):
     store = SqlStore.from_url(f"{postgres_url}?through_pooler=true", timeout_s=PATIENCE_S)
 
     for number in range(12):
@@ -788,9 +749,7 @@ def test_through_a_pooler_no_session_is_set_up(postgres_url: str, key: str) -> N
     store.close()
 
 
-def test_a_deleted_sqlite_file_is_made_anew_for_all_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_deleted_sqlite_file_is_made_anew_for_all_and_said_once(tmp_path, caplog):
     """Who has it open would go on with the deleted file, and others with a new one."""
     path = tmp_path / "locks.db"
     with (
@@ -812,7 +771,7 @@ def test_a_deleted_sqlite_file_is_made_anew_for_all_and_said_once(
     assert [one.levelname for one in said] == ["WARNING", "WARNING"]  # one of each store
 
 
-def test_a_clock_set_back_keeps_a_dead_workers_key_as_much_longer(sqlite_url: str) -> None:
+def test_a_clock_set_back_keeps_a_dead_workers_key_as_much_longer(sqlite_url):
     with closing(open_store(sqlite_url)) as store:
         key = fresh_key()
         publish(store, key, "first")

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from celery_unique.stores.base import LockStore
 from tests.stores import broken_replacing
-from tests.stores.broken import BrokenStore, every_broken_store
+from tests.stores.broken import every_broken_store
 from tests.stores.model import EVERY_STATE, FINAL
 from tests.stores.side_by_side import Call, SideBySide
 
@@ -305,9 +305,7 @@ pytestmark = TIME_LIMIT
 
 
 @pytest.mark.slow
-def test_the_store_answers_as_the_model_does(
-    store: LockStore, request: pytest.FixtureRequest, report: Callable[[str], None]
-) -> None:
+def test_the_store_answers_as_the_model_does(store, request, report):
     kind = request.node.callspec.id
 
     figures = check(store, kind, budget(kind))
@@ -330,9 +328,7 @@ SOONER = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [*every_broken_store(), *broken_replacing.every_broken_store()])
-def test_the_machine_finds_a_store_that_leaves_a_rule_out(
-    broken: type[BrokenStore | broken_replacing.BrokenReplacing],
-) -> None:
+def test_the_machine_finds_a_store_that_leaves_a_rule_out(broken):
     luck = SOONER.get(broken.__name__, "")
 
     with pytest.raises(AssertionError):

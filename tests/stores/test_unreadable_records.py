@@ -75,9 +75,7 @@ def unreadable_in(act: Callable[[], Any]) -> UnreadableRecord | None:
     return None
 
 
-def test_an_act_on_such_a_record_is_done_or_says_what_is_wrong_and_no_other_key_suffers(
-    store: LockStore,
-) -> None:
+def test_an_act_on_such_a_record_is_done_or_says_what_is_wrong_and_no_other_key_suffers(store):
     variants = variants_for(store)
     assert len(variants) >= 20
     refused: set[str] = set()
@@ -114,7 +112,7 @@ def test_an_act_on_such_a_record_is_done_or_says_what_is_wrong_and_no_other_key_
     assert len(refused) >= 20
 
 
-def test_releasing_the_key_deletes_what_cannot_be_read(store: LockStore) -> None:
+def test_releasing_the_key_deletes_what_cannot_be_read(store):
     walked: dict[str, str] = {}
     broken = {}
     for variant, break_ in variants_for(store).items():

@@ -89,7 +89,7 @@ def named(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
-def test_no_class_is_split_by_inheritance() -> None:
+def test_no_class_is_split_by_inheritance():
     """At most one class of ours above another. Stores, and the documented tree of errors, may have
     more: each of their classes is used by itself."""
     bases = {node.name: [named(base) for base in node.bases] for _, node in own_classes()}

@@ -123,7 +123,7 @@ def wait_until_told(story: Story) -> None:
     eventually(told, timeout=WAIT_S, interval=0.2, message="Flower was not told everything")
 
 
-def test_a_unique_task_that_runs_shows_its_shortened_key(story: Story) -> None:
+def test_a_unique_task_that_runs_shows_its_shortened_key(story):
     task = story.task(story.holder)
 
     assert task["state"] == "STARTED"
@@ -131,7 +131,7 @@ def test_a_unique_task_that_runs_shows_its_shortened_key(story: Story) -> None:
     assert story.holder.unique_key not in str(task)
 
 
-def test_duplicates_are_rows_under_their_holder_up_to_a_limit(story: Story) -> None:
+def test_duplicates_are_rows_under_their_holder_up_to_a_limit(story):
     rows = story.rows_of(story.crowd)
 
     assert len(rows) == ROWS + 1
@@ -143,7 +143,7 @@ def test_duplicates_are_rows_under_their_holder_up_to_a_limit(story: Story) -> N
     assert texts == [f"and 5 more not published: {held}", f"not published: {held}"]
 
 
-def test_the_holder_keeps_its_own_state_and_names_its_duplicates(story: Story) -> None:
+def test_the_holder_keeps_its_own_state_and_names_its_duplicates(story):
     task = story.task(story.crowd)
 
     assert task["state"] == "SUCCESS"
@@ -151,18 +151,18 @@ def test_the_holder_keeps_its_own_state_and_names_its_duplicates(story: Story) -
     assert set(task["children"]) == {row["uuid"] for row in story.rows_of(story.crowd)}
 
 
-def test_the_result_backend_has_the_same_number(story: Story) -> None:
+def test_the_result_backend_has_the_same_number(story):
     stored = story.app.AsyncResult(story.crowd.id).unique
 
     assert stored == StoredUnique(story.crowd.unique_key[:14], "created", ROWS + 5)
 
 
-def test_the_duplicates_of_a_task_that_failed_are_shown_too(story: Story) -> None:
+def test_the_duplicates_of_a_task_that_failed_are_shown_too(story):
     assert story.task(story.failed)["state"] == "FAILURE"
     assert len(story.rows_of(story.failed)) == 2
 
 
-def test_a_superseded_task_is_revoked_and_says_by_whom(story: Story) -> None:
+def test_a_superseded_task_is_revoked_and_says_by_whom(story):
     task = story.task(story.superseded)
 
     assert task["state"] == "REVOKED"
@@ -170,7 +170,7 @@ def test_a_superseded_task_is_revoked_and_says_by_whom(story: Story) -> None:
 
 
 @pytest.mark.parametrize("way", ["async-apply", "send-task"])
-def test_a_call_through_flower_is_a_unique_call(story: Story, way: str) -> None:
+def test_a_call_through_flower_is_a_unique_call(story, way):
     shop, path = f"called by {way}", f"/api/task/{way}/shop.rebuild_index"
     ran = int(story.app.signs.get("ran shop.rebuild_index"))
 
@@ -188,13 +188,11 @@ def test_a_call_through_flower_is_a_unique_call(story: Story, way: str) -> None:
     eventually(lambda: len(story.rows_of(holder)) == 3, timeout=WAIT_S, interval=0.2)
 
 
-def test_no_other_worker_appears(story: Story) -> None:
+def test_no_other_worker_appears(story):
     assert story.flower.workers() == {story.worker.hostname: True}
 
 
-def test_a_person_finds_duplicates_in_the_list_and_goes_on_to_their_holder(
-    story: Story, browser: Any
-) -> None:
+def test_a_person_finds_duplicates_in_the_list_and_goes_on_to_their_holder(story, browser):
     from selenium.webdriver.common.by import By
 
     browser.get(story.flower.url("/tasks"))
@@ -234,9 +232,7 @@ def test_a_person_finds_duplicates_in_the_list_and_goes_on_to_their_holder(
     keep_screenshot(browser, "flower-holder")
 
 
-def test_a_person_sees_why_a_task_was_superseded_and_that_a_task_is_unique(
-    story: Story, browser: Any
-) -> None:
+def test_a_person_sees_why_a_task_was_superseded_and_that_a_task_is_unique(story, browser):
     from selenium.webdriver.common.by import By
 
     browser.get(story.page(story.superseded.id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -46,8 +46,8 @@ def problems(number: int, answers: list[Keyed]) -> Iterator[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("store", STORES)
 def test_of_calls_with_one_key_at_once_one_is_a_task_and_others_never_get_its_result(
-    request: pytest.FixtureRequest, report: Callable[[str], None], store: str
-) -> None:
+    request, report, store
+):
     """Half of the callers bring the key with other arguments than the other half."""
     url = request.getfixturevalue(store)
     began = time.monotonic()
@@ -90,7 +90,7 @@ def _has_a_worker(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_key_answers_with_the_stored_result(stage: Stage, tag: str) -> None:
+def test_a_finished_key_answers_with_the_stored_result(stage, tag):
     succeed = stage.app.tasks["succeed"]
     first = succeed.apply_async((tag,), idempotency_key=f"order-{tag}")
     stage.end_of(first, "SUCCESS")
@@ -113,7 +113,7 @@ def test_a_finished_key_answers_with_the_stored_result(stage: Stage, tag: str) -
 
 
 @pytest.mark.slow
-def test_a_running_key_answers_with_the_result_to_come(stage: Stage, tag: str) -> None:
+def test_a_running_key_answers_with_the_result_to_come(stage, tag):
     hold = stage.app.tasks["hold"]
     first = hold.apply_async((tag,), idempotency_key=f"order-{tag}", idempotency_ttl=1)
     stage.wait_for_run(tag)
@@ -128,7 +128,7 @@ def test_a_running_key_answers_with_the_result_to_come(stage: Stage, tag: str) -
 
 
 @pytest.mark.slow
-def test_a_failed_key_is_free_as_soon_as_the_failure_is_seen(stage: Stage, tag: str) -> None:
+def test_a_failed_key_is_free_as_soon_as_the_failure_is_seen(stage, tag):
     fail = stage.app.tasks["fail"]
     first = fail.apply_async((tag,), idempotency_key=f"order-{tag}")
     stage.end_of(first, "FAILURE")

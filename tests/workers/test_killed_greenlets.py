@@ -26,7 +26,7 @@ def stage(shared_stage: Stage) -> Stage:
 
 
 @pytest.mark.parametrize("task", ["hard_limit", "hard_limit_late"])
-def test_the_time_limit_frees_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_the_time_limit_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)
 
     stage.end_of(first, "FAILURE")
@@ -37,7 +37,7 @@ def test_the_time_limit_frees_the_key(stage: Stage, tag: str, task: str) -> None
 
 
 @pytest.mark.skipif(CELERY < (5, 7), reason="there the message is neither acked nor requeued")
-def test_the_time_limit_keeps_the_key_of_a_task_that_is_requeued(stage: Stage, tag: str) -> None:
+def test_the_time_limit_keeps_the_key_of_a_task_that_is_requeued(stage, tag):
     first = stage.call("hard_limit_requeued", tag)
     stage.wait_for_run(tag)
 
@@ -51,7 +51,7 @@ def test_the_time_limit_keeps_the_key_of_a_task_that_is_requeued(stage: Stage, t
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
-def test_a_terminated_task_frees_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_a_terminated_task_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)
     stage.wait_for_run(tag)
 

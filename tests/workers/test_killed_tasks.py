@@ -9,7 +9,6 @@ from collections.abc import Callable
 import celery
 import pytest
 
-from tests.support import RabbitMQServer
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
@@ -31,7 +30,7 @@ def stage(shared_stage: Stage) -> Stage:
 # -- time limits -------------------------------------------------------------------------
 
 
-def test_the_soft_time_limit_frees_the_key(stage: Stage, tag: str) -> None:
+def test_the_soft_time_limit_frees_the_key(stage, tag):
     first = stage.call("soft_limit", tag)
 
     stage.end_of(first, "FAILURE")
@@ -42,7 +41,7 @@ def test_the_soft_time_limit_frees_the_key(stage: Stage, tag: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["hard_limit", "hard_limit_late"])
-def test_the_hard_time_limit_frees_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_the_hard_time_limit_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)
 
     stage.end_of(first, "FAILURE")
@@ -56,9 +55,7 @@ def test_the_hard_time_limit_frees_the_key(stage: Stage, tag: str, task: str) ->
     stage.assert_nothing_left(second)
 
 
-def test_the_hard_time_limit_keeps_the_key_of_a_task_that_is_requeued(
-    stage: Stage, tag: str
-) -> None:
+def test_the_hard_time_limit_keeps_the_key_of_a_task_that_is_requeued(stage, tag):
     _is_requeued_after(stage, "hard_limit_requeued", tag, lambda pid: None)
 
 
@@ -66,7 +63,7 @@ def test_the_hard_time_limit_keeps_the_key_of_a_task_that_is_requeued(
 
 
 @pytest.mark.parametrize("task", ["lose", "lose_late"])
-def test_a_killed_child_frees_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_a_killed_child_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)
 
     os.kill(stage.wait_for_run(tag), signal.SIGKILL)
@@ -80,13 +77,13 @@ def test_a_killed_child_frees_the_key(stage: Stage, tag: str, task: str) -> None
     stage.assert_nothing_left(second)
 
 
-def test_a_killed_child_keeps_the_key_of_a_task_that_is_requeued(stage: Stage, tag: str) -> None:
+def test_a_killed_child_keeps_the_key_of_a_task_that_is_requeued(stage, tag):
     _is_requeued_after(stage, "lose_requeued", tag, _kill)
 
 
 def test_a_killed_child_keeps_the_key_of_a_task_that_is_requeued_on_rabbitmq(
-    own_stage: Callable[..., Stage], rabbitmq_server: RabbitMQServer, tag: str
-) -> None:
+    own_stage, rabbitmq_server, tag
+):
     stage = own_stage(broker=rabbitmq_server.fresh_url())
     stage.start_worker()
 
@@ -96,9 +93,7 @@ def test_a_killed_child_keeps_the_key_of_a_task_that_is_requeued_on_rabbitmq(
 @pytest.mark.skipif(CELERY < (5, 7), reason="retry_on_worker_lost came with Celery 5.7")
 @pytest.mark.parametrize("headers", [{}, {"headers": {"sentry-trace": "1"}}])
 @pytest.mark.parametrize("task", ["lose_retried", "lose_late_retried"])
-def test_a_killed_child_keeps_the_key_of_a_task_that_is_retried(
-    stage: Stage, tag: str, task: str, headers: dict[str, dict[str, str]]
-) -> None:
+def test_a_killed_child_keeps_the_key_of_a_task_that_is_retried(stage, tag, task, headers):
     first = stage.call(task, tag, headers=headers)
 
     _kill(stage.wait_for_run(tag))
@@ -136,7 +131,7 @@ def _is_requeued_after(stage: Stage, task: str, tag: str, happens: Callable[[int
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
-def test_a_terminated_task_frees_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_a_terminated_task_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)
     stage.wait_for_run(tag)
 
@@ -152,7 +147,7 @@ def test_a_terminated_task_frees_the_key(stage: Stage, tag: str, task: str) -> N
     stage.wait_until_free(task, tag)
 
 
-def test_a_revoke_without_terminate_leaves_a_running_task_alone(stage: Stage, tag: str) -> None:
+def test_a_revoke_without_terminate_leaves_a_running_task_alone(stage, tag):
     first = stage.call("hold", tag)
     stage.wait_for_run(tag)
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_unique.config.app_state import state_of
 from celery_unique.stores.record import MARKS_INLINE
-from tests.support import RedisServer, eventually
+from tests.support import eventually
 from tests.support.stage import Stage
 
 REPLACES = int(os.environ.get("CELERY_UNIQUE_REPLACES", "600"))
@@ -26,9 +24,7 @@ PATIENCE_S = 120 + REPLACES * 0.05
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S)]
 
 
-def test_a_key_that_is_replaced_again_and_again(
-    redis_server: RedisServer, tmp_path: Path, report: Callable[[str], None]
-) -> None:
+def test_a_key_that_is_replaced_again_and_again(redis_server, tmp_path, report):
     url = redis_server.fresh_url()
     options: Any = {"broker": url, "redis_url": url, "unique_run_lease": 15}
     stage = Stage("replacing", tmp_path, pool="threads", **options)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support import Worker
 from tests.workers.apps.shop import make_shop
 
 CALLS = 1000
@@ -29,13 +27,8 @@ FEWER_CALLS = 300
     ids=["success, early ack", "success, late ack", "failure"],
 )
 def test_right_after_get_the_next_call_is_admitted(
-    redis_url: str,
-    start_worker: Callable[..., Worker],
-    report: Callable[[str], None],
-    task: str,
-    acks_late: bool,
-    calls: int,
-) -> None:
+    redis_url, start_worker, report, task, acks_late, calls
+):
     conf: dict[str, Any] = {
         "broker_url": redis_url,
         "result_backend": redis_url,

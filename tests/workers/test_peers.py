@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -202,7 +202,7 @@ PROVED = {
 
 
 @pytest.mark.parametrize("row", PROVED)
-def test_what_proves_a_row_is_there(row: str) -> None:
+def test_what_proves_a_row_is_there(row):
     for file, tests in PROVED[row].items():
         module = ast.parse((TESTS / file).read_text())
 
@@ -264,7 +264,7 @@ def pair(without_worker: Celery) -> Any:
     ],
     ids=["position or name", "default left out or given", "order of keywords", "nested order"],
 )
-def test_the_same_work_is_one_task(pair: Any, first: Any, second: Any) -> None:
+def test_the_same_work_is_one_task(pair, first, second):
     holder = first(pair)
 
     again = second(pair)
@@ -281,7 +281,7 @@ def test_the_same_work_is_one_task(pair: Any, first: Any, second: Any) -> None:
     ],
     ids=["number or string", "a string that looks like two arguments", "truth or string"],
 )
-def test_other_work_is_another_task(pair: Any, first: Any, second: Any) -> None:
+def test_other_work_is_another_task(pair, first, second):
     holder = first(pair)
 
     assert second(pair).id != holder.id
@@ -298,7 +298,7 @@ RICH = {
 
 
 @pytest.mark.parametrize("name", RICH)
-def test_rich_arguments_are_sent_and_their_key_is_given_back(app: Celery, name: str) -> None:
+def test_rich_arguments_are_sent_and_their_key_is_given_back(app, name):
     look = app.tasks["shop.look"]
 
     result = look.delay(RICH[name])
@@ -309,7 +309,7 @@ def test_rich_arguments_are_sent_and_their_key_is_given_back(app: Celery, name: 
 
 
 @pytest.mark.parametrize("value", [(1, (2, 3)), {1: "a", 2: {3: "b"}}], ids=["tuple", "int keys"])
-def test_arguments_that_the_wire_changes_do_not_keep_the_key(app: Celery, value: Any) -> None:
+def test_arguments_that_the_wire_changes_do_not_keep_the_key(app, value):
     look = app.tasks["shop.look"]
 
     look.delay(value).get(timeout=20)
@@ -317,7 +317,7 @@ def test_arguments_that_the_wire_changes_do_not_keep_the_key(app: Celery, value:
     assert lookup(look, (value,)) is None
 
 
-def test_a_task_that_changes_its_argument_still_gives_its_key_back(app: Celery) -> None:
+def test_a_task_that_changes_its_argument_still_gives_its_key_back(app):
     change = app.tasks["shop.change"]
     order = {"id": 7, "lines": [1, 2]}
 
@@ -327,9 +327,7 @@ def test_a_task_that_changes_its_argument_still_gives_its_key_back(app: Celery) 
     assert change.delay(order).outcome == "created"
 
 
-def test_an_argument_that_cannot_be_sent_is_a_clear_error_and_leaves_no_lock(
-    without_worker: Celery,
-) -> None:
+def test_an_argument_that_cannot_be_sent_is_a_clear_error_and_leaves_no_lock(without_worker):
     store = state_of(without_worker).store
     before = {key for key, _ in store.walk()}
 
@@ -342,7 +340,7 @@ def test_an_argument_that_cannot_be_sent_is_a_clear_error_and_leaves_no_lock(
 # -- how often a body runs ----------------------------------------------------------------------
 
 
-def test_two_calls_by_name_and_one_of_the_task_run_once(app: Celery, worker: Worker) -> None:
+def test_two_calls_by_name_and_one_of_the_task_run_once(app, worker):
     results = [
         app.send_task("shop.count", (1_000,), queue="held back"),
         app.send_task("shop.count", kwargs={"shop_id": 1_000}),
@@ -356,11 +354,7 @@ def test_two_calls_by_name_and_one_of_the_task_run_once(app: Celery, worker: Wor
 
 
 @pytest.mark.slow
-def test_fifty_concurrent_calls_of_ten_processes_run_once(
-    redis_server: RedisServer,
-    start_worker: Callable[..., Worker],
-    report: Callable[[str], None],
-) -> None:
+def test_fifty_concurrent_calls_of_ten_processes_run_once(redis_server, start_worker, report):
     conf = {"broker_url": redis_server.fresh_url(), "result_backend": redis_server.fresh_url()}
     with Racers(processes=10) as racers:
         rounds = racers.race(publish_racer, conf, rounds=20)
@@ -376,7 +370,7 @@ def test_fifty_concurrent_calls_of_ten_processes_run_once(
     assert ran == [1] * len(rounds)
 
 
-def test_calling_a_task_as_a_function_takes_no_lock(app: Celery) -> None:
+def test_calling_a_task_as_a_function_takes_no_lock(app):
     assert app.tasks["shop.rebuild"](2_000) == 2_000
 
     assert lookup("shop.rebuild", (2_000,), app=app) is None

@@ -7,7 +7,7 @@ import json
 import socket
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import redis
 from celery import Celery
 
 from celery_unique import Lock, lookup
-from tests.support import RedisServer, TcpProxy, Worker, eventually
+from tests.support import RedisServer, Worker, eventually
 from tests.support.alerts import Scrape, check_alerts, read_exposition
 from tests.support.server import HOST, free_port
 from tests.workers.apps.watched import sign, watched_app
@@ -95,9 +95,7 @@ def watching(url: str, directory: Path, pool: str, env: dict[str, str]) -> Itera
         app.close()
 
 
-def test_a_worker_serves_the_series_of_its_tasks_before_anything_has_happened(
-    watched: Watched,
-) -> None:
+def test_a_worker_serves_the_series_of_its_tasks_before_anything_has_happened(watched):
     scraped = watched.scrape()
     tasks = ("shop.rebuild_index", "shop.charge_card", "shop.send_digest")
 
@@ -111,7 +109,7 @@ def test_a_worker_serves_the_series_of_its_tasks_before_anything_has_happened(
     assert figure("lost_total", task="shop.call") not in scraped, "it is not unique"
 
 
-def test_the_figures_agree_with_an_independent_count(watched: Watched) -> None:
+def test_the_figures_agree_with_an_independent_count(watched):
     tasks = watched.app.tasks
     callers = [tasks["shop.call_others"].delay(number, 4) for number in range(3)]
     # Only now do they call others: bodies that wait for a sign take up the pool, and a caller
@@ -188,8 +186,8 @@ class Tally:
 
 
 def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_count(
-    redis_server: RedisServer, tmp_path: Path, start_proxy: Callable[[int], TcpProxy]
-) -> None:
+    redis_server, tmp_path, start_proxy
+):
     url, proxy = redis_server.fresh_url(), start_proxy(redis_server.port)
     index, digest = "shop.rebuild_index", "shop.send_digest"
     env = {"WATCHED": json.dumps({"unique_store_url": proxy.url_of(url)})}
@@ -249,9 +247,7 @@ def running(watched: Watched, task: str, *args: str) -> Lock | None:
     return lock if lock is not None and lock.state == "active" else None
 
 
-def test_a_worker_whose_port_is_taken_works_and_says_that_nobody_sees_it(
-    redis_url: str, start_worker: Callable[..., Worker]
-) -> None:
+def test_a_worker_whose_port_is_taken_works_and_says_that_nobody_sees_it(redis_url, start_worker):
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

@@ -56,8 +56,8 @@ def _deliver_and_take_back(stage: Stage, messages: int) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_dead_letter_that_was_delivered_before_runs_when_it_comes_back(
-    stage_with_dead_letters: Callable[..., Stage], tag: str, pool: str
-) -> None:
+    stage_with_dead_letters, tag, pool
+):
     stage = stage_with_dead_letters(pool=pool)
     tasks = ("reject_once", "reject_once_in_window", "fail_once_and_dead_letter")
     results = {task: stage.call(task, f"{task}-{tag}") for task in tasks}
@@ -72,8 +72,8 @@ def test_a_dead_letter_that_was_delivered_before_runs_when_it_comes_back(
 
 
 def test_a_task_that_is_rejected_while_its_worker_stops_runs_when_it_comes_back(
-    stage_with_dead_letters: Callable[..., Stage], tag: str
-) -> None:
+    stage_with_dead_letters, tag
+):
     stage = stage_with_dead_letters()
     stage.start_worker()
     result = stage.call("reject_when_told", tag)
@@ -97,9 +97,7 @@ def test_a_task_that_is_rejected_while_its_worker_stops_runs_when_it_comes_back(
     assert "had lapsed" in lost["reason"]
 
 
-def test_a_message_that_expired_in_its_queue_runs_once_in_the_next(
-    own_stage: Callable[..., Stage], rabbitmq_server: RabbitMQServer, tag: str
-) -> None:
+def test_a_message_that_expired_in_its_queue_runs_once_in_the_next(own_stage, rabbitmq_server, tag):
     """No worker has seen it: its key is held meanwhile, as that of any message that waits. (Of
     messages that expire RabbitMQ drops those that would come to the same queue again.)"""
     to_spare = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "spare"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -17,9 +16,7 @@ ROUNDS = 300
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_calls_made_at_once_one_is_published_and_the_others_name_it(
-    redis_url: str, report: Callable[[str], None]
-) -> None:
+def test_of_calls_made_at_once_one_is_published_and_the_others_name_it(redis_url, report):
     began = time.monotonic()
 
     with Racers() as racers:

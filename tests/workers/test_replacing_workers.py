@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -116,12 +116,7 @@ def assert_dropped(stage: Stage, old: Any, new: Any, tag: str) -> None:
 # -- 1. one replaces another -----------------------------------------------------------
 
 
-def test_a_replaced_task_ends_at_once_and_never_runs(
-    stage: Stage,
-    events: list[dict[str, Any]],
-    superseded: list[tuple[str, str, str]],
-    tag: str,
-) -> None:
+def test_a_replaced_task_ends_at_once_and_never_runs(stage, events, superseded, tag):
     """Prefetched: its worker is busy."""
     stage.send("hold", tag)
     stage.wait_for_run(tag)
@@ -142,9 +137,7 @@ def test_a_replaced_task_ends_at_once_and_never_runs(
     stage.wait_until_nothing_is_left(new.unique_key)
 
 
-def test_a_replaced_task_that_waits_for_its_eta_in_a_worker_never_runs(
-    stage: Stage, tag: str
-) -> None:
+def test_a_replaced_task_that_waits_for_its_eta_in_a_worker_never_runs(stage, tag):
     for countdown in (2, 8, 30):  # a busy machine may be late for the first
         tag = f"{tag}-{countdown}"
         old = stage.send("replace", tag, 1, countdown=countdown)
@@ -162,7 +155,7 @@ def test_a_replaced_task_that_waits_for_its_eta_in_a_worker_never_runs(
     stage.wait_until_nothing_is_left(new.unique_key)
 
 
-def test_a_replaced_task_in_another_queue_never_runs(stage: Stage, tag: str) -> None:
+def test_a_replaced_task_in_another_queue_never_runs(stage, tag):
     old = stage.send("replace", tag, 1, queue=f"other-{tag}")
 
     new = stage.send("replace", tag, 2)
@@ -175,7 +168,7 @@ def test_a_replaced_task_in_another_queue_never_runs(stage: Stage, tag: str) -> 
     stage.wait_until_nothing_is_left(new.unique_key)
 
 
-def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(stage: Stage, tag: str) -> None:
+def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(stage, tag):
     old = stage.send("replace", tag, 1, countdown=1, queue=f"held-back-{tag}")
 
     called_at = time.time()
@@ -190,9 +183,7 @@ def test_a_task_replaced_by_one_with_an_eta_leaves_the_run_to_it(stage: Stage, t
 
 
 @pytest.mark.parametrize("countdown", [None, 60], ids=["at once", "later"])
-def test_the_schedule_of_a_replaced_task_is_kept(
-    stage: Stage, tag: str, countdown: float | None
-) -> None:
+def test_the_schedule_of_a_replaced_task_is_kept(stage, tag, countdown):
     called_at = time.time()
     old = stage.send("keep_schedule", tag, 1, countdown=2, queue=f"held-back-{tag}")
 
@@ -207,7 +198,7 @@ def test_the_schedule_of_a_replaced_task_is_kept(
     assert_dropped(stage, old, new, tag)
 
 
-def test_a_task_that_runs_is_not_replaced(stage: Stage, tag: str) -> None:
+def test_a_task_that_runs_is_not_replaced(stage, tag):
     running = stage.send("rerun", tag, 0)
     stage.wait_for_runs(tag)
 
@@ -230,9 +221,7 @@ REPLACEMENTS = 2000
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
-    make_stage: MakeStage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(make_stage, tag, report):
     stage = make_stage()
     for _ in range(2):
         stage.start_worker(wait=False, pool="threads", concurrency=4)
@@ -270,7 +259,7 @@ def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
     assert watcher.most_in_limbo > 0
 
 
-def test_the_watcher_sees_two_holders_and_not_one_in_limbo(shared_stage: Stage) -> None:
+def test_the_watcher_sees_two_holders_and_not_one_in_limbo(shared_stage):
     watcher = Watcher(shared_stage, "no key")
     old, new = TaskEntry("w", 0, 1), TaskEntry("p", 0, 1)
 
@@ -307,13 +296,11 @@ def calls_in_order(*task_ids: str) -> list[Accepted]:
         (["x", "c"], {"a": "b", "b": "c"}, ["x ran, but no call was told so"]),
     ],
 )  # fmt: skip
-def test_the_judge_sees_what_went_wrong(
-    runs: list[str], superseded: dict[str, str], wrong: list[str]
-) -> None:
+def test_the_judge_sees_what_went_wrong(runs, superseded, wrong):
     assert sorted(judge(calls_in_order("a", "b", "c"), runs, superseded)) == sorted(wrong)
 
 
-def test_the_judge_sees_calls_that_gave_way_in_a_circle() -> None:
+def test_the_judge_sees_calls_that_gave_way_in_a_circle():
     calls = [Accepted("a", 0, 9), Accepted("b", 0, 9), Accepted("c", 1, 9)]
 
     assert judge(calls, ["c"], {"a": "b", "b": "a"}) == [
@@ -351,9 +338,7 @@ class FailingBroker:
 
 
 @pytest.mark.slow
-def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
-    make_stage: MakeStage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(make_stage, tag, report):
     stage = make_stage(task_publish_retry=False)
     broker = FailingBroker(stage.app, seed=20)
     accepted: dict[str, list[str]] = {f"{tag}-{number}": [] for number in range(KEYS)}
@@ -395,8 +380,8 @@ def test_a_broker_that_fails_at_random_leaves_no_key_with_neither(
 
 @pytest.mark.slow
 def test_five_hundred_calls_during_a_run_give_one_more_with_the_last_arguments(
-    make_stage: MakeStage, tag: str, report: Callable[[str], None]
-) -> None:
+    make_stage, tag, report
+):
     stage = make_stage()
     stage.start_worker(pool="threads", concurrency=2)
     stage.send("rerun", tag, 0)
@@ -429,9 +414,7 @@ KEYS_PER_KILL = 10
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(
-    make_stage: MakeStage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(make_stage, tag, report):
     stage = make_stage(
         pool="threads",
         unique_run_lease=2,
@@ -471,9 +454,7 @@ def test_a_successor_runs_once_when_the_worker_of_its_holder_is_killed(
 # -- 6. debounce -----------------------------------------------------------------------
 
 
-def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
-    stage: Stage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(stage, tag, report):
     for attempt in range(4):  # on a busy machine a second may pass between two of the calls
         tag = f"{tag}-{attempt}"
         began = time.time()
@@ -499,9 +480,7 @@ def test_two_hundred_calls_in_two_seconds_are_one_run_with_the_last_arguments(
 
 
 @pytest.mark.slow
-def test_a_steady_stream_of_calls_runs_at_least_every_max_wait(
-    stage: Stage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_a_steady_stream_of_calls_runs_at_least_every_max_wait(stage, tag, report):
     began, calls = time.time(), 0
     while time.time() < began + 11:
         stage.send("debounce_bounded", tag, calls, countdown=2)
@@ -526,9 +505,7 @@ def test_a_steady_stream_of_calls_runs_at_least_every_max_wait(
 # -- 7. a task that schedules itself ---------------------------------------------------
 
 
-def test_a_task_that_schedules_itself_runs_a_hundred_times_in_a_row(
-    stage: Stage, tag: str, report: Callable[[str], None]
-) -> None:
+def test_a_task_that_schedules_itself_runs_a_hundred_times_in_a_row(stage, tag, report):
     began = time.monotonic()
     first = stage.send("poll", tag)
 

@@ -48,8 +48,8 @@ def stage_at(request: pytest.FixtureRequest, own_stage: MakeStage) -> MakeStage:
     ],
 )
 def test_a_warm_shutdown_ends_what_runs_and_keeps_the_key_of_what_waits(
-    stage_at: MakeStage, tag: str, broker: str, pool: str, task: str
-) -> None:
+    stage_at, tag, broker, pool, task
+):
     stage = stage_at(broker, pool=pool)
     running = stage.call(task, tag)
     stage.wait_for_run(tag)
@@ -74,9 +74,7 @@ def test_a_warm_shutdown_ends_what_runs_and_keeps_the_key_of_what_waits(
 
 
 @pytest.mark.parametrize(("broker", "how"), CUTS)
-def test_a_shutdown_that_cuts_a_task_short_frees_its_key(
-    stage_at: MakeStage, tag: str, broker: str, how: str
-) -> None:
+def test_a_shutdown_that_cuts_a_task_short_frees_its_key(stage_at, tag, broker, how):
     """Its message is acknowledged: Celery says RETRY, and never runs it again."""
     stage = _cut_short(stage_at, broker, how, "hold", tag)
 
@@ -92,9 +90,7 @@ def test_a_shutdown_that_cuts_a_task_short_frees_its_key(
 
 
 @pytest.mark.parametrize(("broker", "how"), CUTS)
-def test_a_shutdown_that_requeues_a_task_keeps_its_key(
-    stage_at: MakeStage, tag: str, broker: str, how: str
-) -> None:
+def test_a_shutdown_that_requeues_a_task_keeps_its_key(stage_at, tag, broker, how):
     stage = _cut_short(stage_at, broker, how, "hold_late", tag)
 
     lock = stage.lock("hold_late", tag)
@@ -122,9 +118,7 @@ def test_a_shutdown_that_requeues_a_task_keeps_its_key(
         ),
     ],
 )
-def test_a_cold_shutdown_of_a_pool_without_processes_leaves_no_lock(
-    stage_at: MakeStage, tag: str, pool: str
-) -> None:
+def test_a_cold_shutdown_of_a_pool_without_processes_leaves_no_lock(stage_at, tag, pool):
     """Celery waits for a thread, and takes a greenlet that it has killed for a success: its
     message is acknowledged in each case, so that the key has to be free."""
     stage = stage_at("redis", pool=pool)
@@ -141,7 +135,7 @@ def test_a_cold_shutdown_of_a_pool_without_processes_leaves_no_lock(
     eventually(lambda: celery_unique.lookup(key=key, app=stage.app) is None)
 
 
-def test_a_soft_shutdown_lets_a_short_task_end(stage_at: MakeStage, tag: str) -> None:
+def test_a_soft_shutdown_lets_a_short_task_end(stage_at, tag):
     stage = stage_at("redis", worker_soft_shutdown_timeout=60)
     first = stage.call("hold", tag)
     stage.wait_for_run(tag)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 
 import celery
 import pytest
 
 from celery_unique import lookup
-from tests.support import Worker, eventually
+from tests.support import eventually
 from tests.support.server import HOST, free_port
 
 NAME = "tests.workers.apps.spawned"
@@ -32,9 +32,7 @@ def spawned(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     del sys.modules[NAME]
 
 
-def test_a_process_that_was_not_forked_takes_and_gives_back_locks(
-    spawned: ModuleType, start_worker: Callable[..., Worker]
-) -> None:
+def test_a_process_that_was_not_forked_takes_and_gives_back_locks(spawned, start_worker):
     worker = start_worker(NAME)
     first = spawned.outer.delay("a")
 
@@ -55,8 +53,8 @@ def test_a_process_that_was_not_forked_takes_and_gives_back_locks(
 
 
 def test_the_figures_of_a_process_that_was_not_forked_are_those_of_its_worker(
-    spawned: ModuleType, start_worker: Callable[..., Worker]
-) -> None:
+    spawned, start_worker
+):
     port = free_port()
     start_worker(NAME, env={"SPAWNED_METRICS": str(port)})
 

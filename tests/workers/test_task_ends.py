@@ -35,9 +35,7 @@ def stage(shared_stage: Stage) -> Stage:
         ("return_object", "FAILURE", "completed"),
     ],
 )
-def test_the_key_is_free_as_soon_as_the_result_is_seen(
-    stage: Stage, tag: str, task: str, state: str, reason: str
-) -> None:
+def test_the_key_is_free_as_soon_as_the_result_is_seen(stage, tag, task, state, reason):
     first = stage.call(task, tag)
 
     stage.end_of(first, state)
@@ -51,9 +49,7 @@ def test_the_key_is_free_as_soon_as_the_result_is_seen(
 
 
 @pytest.mark.parametrize(("task", "state"), [("hold_late", "SUCCESS"), ("fail_late", "FAILURE")])
-def test_a_late_acknowledged_task_keeps_nothing_after_its_acknowledgement(
-    stage: Stage, tag: str, task: str, state: str
-) -> None:
+def test_a_late_acknowledged_task_keeps_nothing_after_its_acknowledgement(stage, tag, task, state):
     first = stage.call(task, tag)
     stage.props.let_go(tag)
     stage.end_of(first, state)
@@ -66,7 +62,7 @@ def test_a_late_acknowledged_task_keeps_nothing_after_its_acknowledgement(
     assert stage.props.runs(tag) == 2
 
 
-def test_a_running_task_holds_its_key(stage: Stage, tag: str) -> None:
+def test_a_running_task_holds_its_key(stage, tag):
     first = stage.call("hold", tag)
     stage.wait_for_run(tag)
 
@@ -87,7 +83,7 @@ def test_a_running_task_holds_its_key(stage: Stage, tag: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["retry_once", "retry_once_late"])
-def test_a_retry_keeps_the_key_until_its_own_end(stage: Stage, tag: str, task: str) -> None:
+def test_a_retry_keeps_the_key_until_its_own_end(stage, tag, task):
     first = stage.call(task, tag, 1)
     lock = stage.wait_for_state(task, tag, 1, state="retryable")
 
@@ -102,7 +98,7 @@ def test_a_retry_keeps_the_key_until_its_own_end(stage: Stage, tag: str, task: s
     stage.assert_released(first, "completed")
 
 
-def test_a_retry_without_delay_is_not_kept_waiting(stage: Stage, tag: str) -> None:
+def test_a_retry_without_delay_is_not_kept_waiting(stage, tag):
     """A delivery that waits for a long task sleeps a second before it asks again. Every retry
     that arrives before its sender has ended would take that long; a busy machine makes only
     some of them slow."""
@@ -118,7 +114,7 @@ def test_a_retry_without_delay_is_not_kept_waiting(stage: Stage, tag: str) -> No
     pytest.fail(f"each of ten retries was kept waiting: {took}")
 
 
-def test_an_ignored_task_gives_its_key_back(stage: Stage, tag: str) -> None:
+def test_an_ignored_task_gives_its_key_back(stage, tag):
     first = stage.call("ignore", tag)
 
     stage.wait_until_free("ignore", tag)
@@ -130,9 +126,7 @@ def test_an_ignored_task_gives_its_key_back(stage: Stage, tag: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["tuple", "numbers as keys"])
-def test_arguments_that_the_wire_changes_are_the_key_of_the_call(
-    stage: Stage, tag: str, pattern: str
-) -> None:
+def test_arguments_that_the_wire_changes_are_the_key_of_the_call(stage, tag, pattern):
     items = ("a", ("b",)) if pattern == "tuple" else ["a"]
     options = {1: "one", 2: {3: "three"}} if pattern == "numbers as keys" else {}
     first = stage.call("mutate", tag, items, options)
@@ -144,7 +138,7 @@ def test_arguments_that_the_wire_changes_are_the_key_of_the_call(
     stage.end_of(stage.call("mutate", tag, items, options), "SUCCESS")
 
 
-def test_the_key_is_held_until_a_call_of_the_tasks_own_class_ends(stage: Stage, tag: str) -> None:
+def test_the_key_is_held_until_a_call_of_the_tasks_own_class_ends(stage, tag):
     first = stage.call("own_call", tag)
     stage.wait_for_run(f"after-{tag}")  # run() is over, __call__() is not
 
@@ -158,7 +152,7 @@ def test_the_key_is_held_until_a_call_of_the_tasks_own_class_ends(stage: Stage, 
     stage.assert_released(first, "completed")
 
 
-def test_a_direct_call_takes_no_lock_and_frees_none(stage: Stage, tag: str) -> None:
+def test_a_direct_call_takes_no_lock_and_frees_none(stage, tag):
     first = stage.call("call_directly", tag)
     stage.wait_for_run(tag)
     eventually(lambda: stage.props.runs(f"inner-{tag}") == 2)
@@ -175,9 +169,7 @@ def test_a_direct_call_takes_no_lock_and_frees_none(stage: Stage, tag: str) -> N
 
 @pytest.mark.parametrize("how", ["fail", "ignore", "reject"])
 @pytest.mark.parametrize("task", ["stopped_before", "stopped_before_late"])
-def test_a_task_that_ends_before_its_body_gives_its_key_back(
-    stage: Stage, tag: str, task: str, how: str
-) -> None:
+def test_a_task_that_ends_before_its_body_gives_its_key_back(stage, tag, task, how):
     first = stage.call(task, tag, how)
 
     stage.wait_until_free(task, tag, how)
@@ -189,7 +181,7 @@ def test_a_task_that_ends_before_its_body_gives_its_key_back(
 
 
 @pytest.mark.parametrize("task", ["stopped_before", "stopped_before_late"])
-def test_a_retry_before_the_body_keeps_the_key(stage: Stage, tag: str, task: str) -> None:
+def test_a_retry_before_the_body_keeps_the_key(stage, tag, task):
     first = stage.call(task, tag, "retry")
 
     lock = stage.wait_for_state(task, tag, "retry", state="retryable")
@@ -204,9 +196,7 @@ def test_a_retry_before_the_body_keeps_the_key(stage: Stage, tag: str, task: str
 @pytest.mark.versions
 @pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("task", ["leave", "leave_late"])
-def test_a_task_that_leaves_its_process_gives_its_key_back(
-    stage: Stage, tag: str, task: str, how: str
-) -> None:
+def test_a_task_that_leaves_its_process_gives_its_key_back(stage, tag, task, how):
     stage.call(task, tag, how)
     stage.wait_for_run(tag)
     call = stage.app.tasks[task].s(tag, how)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.support import RabbitMQServer
 from tests.support.stage import Stage
 
 
@@ -25,7 +23,7 @@ def stage(shared_stage: Stage) -> Stage:
 # -- retries -------------------------------------------------------------------------
 
 
-def test_an_automatic_retry_keeps_the_key(stage: Stage, tag: str) -> None:
+def test_an_automatic_retry_keeps_the_key(stage, tag):
     first = stage.call("retry_by_itself", tag)
     stage.wait_for_state("retry_by_itself", tag, state="retryable")
 
@@ -53,9 +51,7 @@ NESTED = {"headers": {"sentry-trace": "1"}, "tenant": "a"}
         ("retry_with_headers", {}),
     ],
 )
-def test_a_retry_keeps_the_key_whatever_becomes_of_its_other_headers(
-    stage: Stage, tag: str, task: str, headers: dict[str, Any]
-) -> None:
+def test_a_retry_keeps_the_key_whatever_becomes_of_its_other_headers(stage, tag, task, headers):
     first = stage.call(task, tag, headers=headers)
     stage.wait_for_state(task, tag, state="retryable")
 
@@ -67,9 +63,7 @@ def test_a_retry_keeps_the_key_whatever_becomes_of_its_other_headers(
     stage.assert_released(first, "completed")
 
 
-def test_a_header_of_the_running_task_is_inherited_beside_one_named_headers(
-    stage: Stage, tag: str
-) -> None:
+def test_a_header_of_the_running_task_is_inherited_beside_one_named_headers(stage, tag):
     plain = stage.app.tasks["call_for_tenant"].apply_async((tag,), headers={"tenant": "a"})
     traced = stage.app.tasks["call_for_tenant"].apply_async((tag,), headers=NESTED)
     other = stage.app.tasks["call_for_tenant"].apply_async(
@@ -83,9 +77,7 @@ def test_a_header_of_the_running_task_is_inherited_beside_one_named_headers(
 @pytest.mark.parametrize(
     ("task", "state"), [("retry_quietly", "SUCCESS"), ("retry_quietly_and_fail", "FAILURE")]
 )
-def test_a_retry_that_does_not_raise_keeps_the_key_for_the_retry(
-    stage: Stage, tag: str, task: str, state: str
-) -> None:
+def test_a_retry_that_does_not_raise_keeps_the_key_for_the_retry(stage, tag, task, state):
     first = stage.call(task, tag)
     stage.wait_for_result(first, state)
 
@@ -98,7 +90,7 @@ def test_a_retry_that_does_not_raise_keeps_the_key_for_the_retry(
     stage.assert_released(first, "completed")
 
 
-def test_a_retry_that_could_not_be_published_gives_the_key_back(stage: Stage, tag: str) -> None:
+def test_a_retry_that_could_not_be_published_gives_the_key_back(stage, tag):
     first = stage.call("retry_unpublishable", tag)
     stage.wait_for_run(tag)
 
@@ -112,7 +104,7 @@ def test_a_retry_that_could_not_be_published_gives_the_key_back(stage: Stage, ta
 # -- replacements ----------------------------------------------------------------------
 
 
-def test_a_replacement_that_is_not_unique_inherits_the_lock(stage: Stage, tag: str) -> None:
+def test_a_replacement_that_is_not_unique_inherits_the_lock(stage, tag):
     first = stage.call("replace", tag, "plain")
     stage.wait_for_run(f"plain-{tag}")
 
@@ -125,7 +117,7 @@ def test_a_replacement_that_is_not_unique_inherits_the_lock(stage: Stage, tag: s
     stage.assert_released(first, "completed")
 
 
-def test_a_replacement_with_a_key_of_its_own_takes_that_in_exchange(stage: Stage, tag: str) -> None:
+def test_a_replacement_with_a_key_of_its_own_takes_that_in_exchange(stage, tag):
     first = stage.call("replace", tag, "unique")
     stage.wait_for_run(f"other-{tag}")
 
@@ -140,7 +132,7 @@ def test_a_replacement_with_a_key_of_its_own_takes_that_in_exchange(stage: Stage
     stage.assert_nothing_left(first)
 
 
-def test_a_task_replaced_by_itself_keeps_its_key(stage: Stage, tag: str) -> None:
+def test_a_task_replaced_by_itself_keeps_its_key(stage, tag):
     first = stage.call("replace", tag, "itself")
     stage.wait_for_run(tag, 2)
 
@@ -152,9 +144,7 @@ def test_a_task_replaced_by_itself_keeps_its_key(stage: Stage, tag: str) -> None
     stage.assert_nothing_left(first)
 
 
-def test_a_replacement_by_a_chain_gives_the_key_back_when_the_chain_is_sent(
-    stage: Stage, tag: str
-) -> None:
+def test_a_replacement_by_a_chain_gives_the_key_back_when_the_chain_is_sent(stage, tag):
     """The id goes on in the chain's last task, which is not published yet: nobody is
     left who could hold the key, so the next call is admitted beside the chain."""
     first = stage.call("replace", tag, "chain")
@@ -167,9 +157,7 @@ def test_a_replacement_by_a_chain_gives_the_key_back_when_the_chain_is_sent(
     assert stage.end_of(first, "SUCCESS") == tag
 
 
-def test_a_replacement_by_one_of_celerys_own_tasks_gives_the_key_back(
-    stage: Stage, tag: str
-) -> None:
+def test_a_replacement_by_one_of_celerys_own_tasks_gives_the_key_back(stage, tag):
     first = stage.call("replace", tag, "map")
 
     assert stage.end_of(first, "SUCCESS") == [f"mapped-{tag}"]
@@ -179,9 +167,7 @@ def test_a_replacement_by_one_of_celerys_own_tasks_gives_the_key_back(
     stage.assert_nothing_left(first)
 
 
-def test_a_replacement_that_could_not_be_published_gives_the_key_back(
-    stage: Stage, tag: str
-) -> None:
+def test_a_replacement_that_could_not_be_published_gives_the_key_back(stage, tag):
     first = stage.call("replace", tag, "unpublishable")
 
     stage.end_of(first, "FAILURE")
@@ -194,7 +180,7 @@ def test_a_replacement_that_could_not_be_published_gives_the_key_back(
 
 
 @pytest.mark.versions
-def test_a_rejected_task_gives_its_key_back(stage: Stage, tag: str) -> None:
+def test_a_rejected_task_gives_its_key_back(stage, tag):
     first = stage.call("reject", tag)
 
     stage.wait_until_free("reject", tag)
@@ -207,9 +193,7 @@ def test_a_rejected_task_gives_its_key_back(stage: Stage, tag: str) -> None:
 
 @pytest.mark.versions
 @pytest.mark.parametrize("requeue", [False, True])
-def test_rejecting_a_message_that_is_acknowledged_ends_the_task(
-    stage: Stage, tag: str, requeue: bool
-) -> None:
+def test_rejecting_a_message_that_is_acknowledged_ends_the_task(stage, tag, requeue):
     first = stage.call("reject_early", tag, requeue)
     stage.wait_for_run(tag)
 
@@ -221,7 +205,7 @@ def test_rejecting_a_message_that_is_acknowledged_ends_the_task(
 
 
 @pytest.mark.versions
-def test_a_failure_that_rejects_its_message_leaves_nothing(stage: Stage, tag: str) -> None:
+def test_a_failure_that_rejects_its_message_leaves_nothing(stage, tag):
     """Late acknowledged, and acks_on_failure_or_timeout off: for a dead letter queue."""
     first = stage.call("fail_late_and_dead_letter", tag)
     stage.end_of(first, "FAILURE")
@@ -232,14 +216,12 @@ def test_a_failure_that_rejects_its_message_leaves_nothing(stage: Stage, tag: st
 
 
 @pytest.mark.versions
-def test_a_requeued_task_keeps_its_key(stage: Stage, tag: str) -> None:
+def test_a_requeued_task_keeps_its_key(stage, tag):
     _requeue(stage, tag)
 
 
 @pytest.mark.versions
-def test_a_requeued_task_keeps_its_key_on_rabbitmq(
-    own_stage: Callable[..., Stage], rabbitmq_server: RabbitMQServer, tag: str
-) -> None:
+def test_a_requeued_task_keeps_its_key_on_rabbitmq(own_stage, rabbitmq_server, tag):
     stage = own_stage(broker=rabbitmq_server.fresh_url())
     stage.start_worker()
 
@@ -260,9 +242,7 @@ def _requeue(stage: Stage, tag: str) -> None:
     stage.assert_released(first, "completed")
 
 
-def test_a_redelivered_task_that_celery_skips_gives_its_key_back(
-    own_stage: Callable[..., Stage], tag: str
-) -> None:
+def test_a_redelivered_task_that_celery_skips_gives_its_key_back(own_stage, tag):
     """Its success is stored, so that Celery acknowledges it without running its body."""
     stage = own_stage(worker_deduplicate_successful_tasks=True)
     stage.start_worker()
@@ -279,9 +259,7 @@ def test_a_redelivered_task_that_celery_skips_gives_its_key_back(
 # -- a result that cannot be stored ------------------------------------------------------
 
 
-def test_a_success_whose_result_cannot_be_stored_does_not_count_as_success(
-    stage: Stage, tag: str
-) -> None:
+def test_a_success_whose_result_cannot_be_stored_does_not_count_as_success(stage, tag):
     """Success would keep the key, failure frees it, and the task did fail in the end."""
     first = stage.call("return_object_once", tag)
 
@@ -292,9 +270,7 @@ def test_a_success_whose_result_cannot_be_stored_does_not_count_as_success(
 
 
 @pytest.mark.parametrize("task", ["succeed", "hold_late"])
-def test_a_task_before_which_celery_itself_fails_gives_its_key_back(
-    stage: Stage, tag: str, task: str
-) -> None:
+def test_a_task_before_which_celery_itself_fails_gives_its_key_back(stage, tag, task):
     first = stage.call(task, f"broken-{tag}")
 
     stage.end_of(first, "FAILURE")

@@ -98,9 +98,7 @@ def _newrelic_bootstrap() -> Path:
     return Path(spec.origin).parent / "bootstrap"
 
 
-def test_retries_chains_and_chords_keep_their_locks_and_their_trace(
-    traced: Traced, tag: str
-) -> None:
+def test_retries_chains_and_chords_keep_their_locks_and_their_trace(traced, tag):
     traced.app.tasks["play"].delay(tag)
 
     # Each of them has retried, runs again, and holds its key.
@@ -130,7 +128,7 @@ def test_retries_chains_and_chords_keep_their_locks_and_their_trace(
     assert play["trace"].strip("0")
 
 
-def test_ticks_of_beat_are_duplicates_of_one_that_has_retried(traced: Traced) -> None:
+def test_ticks_of_beat_are_duplicates_of_one_that_has_retried(traced):
     first, again = traced.wait_for_runs("tick", 2)
     assert (first["id"], first["held"], again["held"]) == (again["id"], True, True)
     assert first["trace"] == again["trace"]

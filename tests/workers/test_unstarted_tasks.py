@@ -39,8 +39,8 @@ def stranger(stage: Stage) -> Celery:
 
 
 def test_a_task_that_was_revoked_in_the_queue_frees_its_key_when_it_is_reached(
-    stage: Stage, stranger: Celery, tag: str
-) -> None:
+    stage, stranger, tag
+):
     """By a revoke that only the worker hears of: its message waits in a queue meanwhile."""
     first = stage.call("succeed", tag, queue="later")
     Control(stranger).revoke(first.id)
@@ -58,8 +58,8 @@ def test_a_task_that_was_revoked_in_the_queue_frees_its_key_when_it_is_reached(
 
 
 def test_tasks_that_are_revoked_while_a_worker_is_up_leave_no_mark_once_they_are_reached(
-    stage: Stage, tag: str
-) -> None:
+    stage, tag
+):
     queue = f"revoked {tag}"
     results = [stage.call("succeed", f"{tag} {number}", queue=queue) for number in range(20)]
     for result in results:
@@ -74,7 +74,7 @@ def test_tasks_that_are_revoked_while_a_worker_is_up_leave_no_mark_once_they_are
     assert not any(stage.props.runs(f"{tag} {number}") for number in range(20))
 
 
-def test_an_expired_task_frees_its_key(stage: Stage, tag: str) -> None:
+def test_an_expired_task_frees_its_key(stage, tag):
     expired = datetime.now(UTC) - timedelta(seconds=1)
     first = stage.call("succeed", tag, expires=expired)
 
@@ -86,9 +86,7 @@ def test_an_expired_task_frees_its_key(stage: Stage, tag: str) -> None:
     stage.assert_nothing_left(first)
 
 
-def test_a_task_that_expires_while_it_waits_for_its_eta_frees_its_key(
-    stage: Stage, tag: str
-) -> None:
+def test_a_task_that_expires_while_it_waits_for_its_eta_frees_its_key(stage, tag):
     first = stage.call("succeed", tag, countdown=1, expires=0.5)
 
     stage.end_of(first, "REVOKED")
@@ -98,7 +96,7 @@ def test_a_task_that_expires_while_it_waits_for_its_eta_frees_its_key(
     stage.assert_nothing_left(first)
 
 
-def test_a_task_that_the_worker_does_not_know_frees_its_key(stage: Stage, tag: str) -> None:
+def test_a_task_that_the_worker_does_not_know_frees_its_key(stage, tag):
     first = _send_by_name(stage, "nobody.knows.it", kwargs={"tag": tag})
 
     stage.end_of(first, "FAILURE")
@@ -108,7 +106,7 @@ def test_a_task_that_the_worker_does_not_know_frees_its_key(stage: Stage, tag: s
     assert _send_by_name(stage, "nobody.knows.it", kwargs={"tag": tag}).outcome == "created"
 
 
-def test_a_message_that_is_no_task_frees_its_key(stage: Stage, tag: str) -> None:
+def test_a_message_that_is_no_task_frees_its_key(stage, tag):
     """A header that Celery cannot read, put there by a proxy or a broken client."""
     first = _send_by_name(
         stage, "succeed", args=(tag,), headers={"expires": "the day after tomorrow"}
@@ -121,7 +119,7 @@ def test_a_message_that_is_no_task_frees_its_key(stage: Stage, tag: str) -> None
     stage.end_of(stage.call("succeed", tag), "SUCCESS")
 
 
-def test_a_message_whose_body_cannot_be_read_frees_its_key(stage: Stage, tag: str) -> None:
+def test_a_message_whose_body_cannot_be_read_frees_its_key(stage, tag):
     first = stage.call("succeed", tag, queue="damaged")
     _deliver_changed(stage, "damaged", body=base64.b64encode(b"{not json").decode())
 
@@ -132,7 +130,7 @@ def test_a_message_whose_body_cannot_be_read_frees_its_key(stage: Stage, tag: st
     stage.assert_nothing_left(first)
 
 
-def test_a_task_whose_eta_no_clock_can_show_frees_its_key(stage: Stage, tag: str) -> None:
+def test_a_task_whose_eta_no_clock_can_show_frees_its_key(stage, tag):
     first = stage.call("succeed", tag, queue="timeless")
     _deliver_changed(stage, "timeless", headers={"eta": "0001-01-01T00:00:00+14:00"})
 

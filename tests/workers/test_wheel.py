@@ -156,7 +156,7 @@ def run_the_example(
 # -- what is in it -----------------------------------------------------------------
 
 
-def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "celery_unique"],
         cwd=ROOT,
@@ -172,7 +172,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
     assert any(name.endswith(".lua") for name in names)
 
 
-def test_every_extra_and_every_combination_on_a_page_is_tried() -> None:
+def test_every_extra_and_every_combination_on_a_page_is_tried():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"]) - {"test", "docs", "dev"}
     on_pages = {
@@ -189,9 +189,7 @@ def test_every_extra_and_every_combination_on_a_page_is_tried() -> None:
 @pytest.mark.parametrize(
     "also", [["celery==5.5.*", "redis==5.3.*"], ["celery==5.6.*", "redis==8.*"]]
 )
-def test_the_redis_extra_goes_with_every_supported_celery_and_client(
-    also: list[str], wheel: Path, tmp_path: Path
-) -> None:
+def test_the_redis_extra_goes_with_every_supported_celery_and_client(also, wheel, tmp_path):
     """Which celery[redis] does not: see pyproject.toml. The newest of both are tried below."""
     done = subprocess.run(
         [
@@ -212,7 +210,7 @@ def test_the_redis_extra_goes_with_every_supported_celery_and_client(
 # -- the examples ------------------------------------------------------------------
 
 
-def test_without_an_extra_the_example_runs_in_memory(environment: Environments, shop: Path) -> None:
+def test_without_an_extra_the_example_runs_in_memory(environment, shop):
     (shop / "shop.py").write_text(SHOP)
     env = {"CELERY_BROKER_URL": "memory://", "CELERY_RESULT_BACKEND": "cache+memory://"}
 
@@ -221,13 +219,7 @@ def test_without_an_extra_the_example_runs_in_memory(environment: Environments, 
 
 @pytest.mark.server
 @pytest.mark.parametrize("extra", ["redis", "all"])
-def test_the_first_example_runs_as_it_is_printed(
-    extra: str,
-    environment: Environments,
-    shop: Path,
-    start: Callable[..., LocalProcess],
-    redis_env: dict[str, str],
-) -> None:
+def test_the_first_example_runs_as_it_is_printed(extra, environment, shop, start, redis_env):
     (shop / "shop.py").write_text(SHOP)
     where = environment(extra)
 
@@ -251,12 +243,7 @@ URLS = [
 ]
 
 
-def test_the_example_runs_with_a_database(
-    environment: Environments,
-    shop: Path,
-    start: Callable[..., LocalProcess],
-    postgres_url: str,
-) -> None:
+def test_the_example_runs_with_a_database(environment, shop, start, postgres_url):
     page = python_blocks(SQL_PAGE)[0]
     setting = next(line for line in page.splitlines() if "unique_store_url" in line)
     setting = replaced(setting, ("postgresql+psycopg://shop:secret@localhost/shop", postgres_url))
@@ -292,13 +279,7 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.s
 
 @pytest.mark.server
 @pytest.mark.parametrize("extras", ["django", "django,sql"])
-def test_the_first_steps_with_django(
-    extras: str,
-    environment: Environments,
-    shop: Path,
-    start: Callable[..., LocalProcess],
-    own_redis: RedisServer,
-) -> None:
+def test_the_first_steps_with_django(extras, environment, shop, start, own_redis):
     own_redis.client().flushall()
     sql = ('"django-cache://default"', f'"django-db://default"{DATABASE}')
     django_project(shop, own_redis.fresh_url(), *([sql] if "sql" in extras else []))
@@ -311,9 +292,7 @@ def test_the_first_steps_with_django(
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_first_steps_with_prometheus(
-    environment: Environments, shop: Path, start: Callable[..., LocalProcess]
-) -> None:
+def test_the_first_steps_with_prometheus(environment, shop, start):
     port = free_port()
     text = replaced(python_blocks(PROMETHEUS_PAGE)[0], ("9808", str(port)))
     (shop / "shop.py").write_text(text)
@@ -342,8 +321,8 @@ def store_package(tmp_path: Path) -> Path:
 
 
 def test_the_shipped_contract_passes_on_a_store_of_another_package_and_fails_on_a_broken_one(
-    environment: Environments, store_package: Path
-) -> None:
+    environment, store_package
+):
     where = environment("")
     module = store_package / "directory_store.py"
     run_the_contract = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_directory_store.py")
@@ -451,9 +430,7 @@ def command_in(message: str) -> str:
     return found[0] if found else ""
 
 
-def test_without_the_redis_package_a_redis_broker_is_met_with_the_command(
-    environment: Environments, shop: Path
-) -> None:
+def test_without_the_redis_package_a_redis_broker_is_met_with_the_command(environment, shop):
     (shop / "shop.py").write_text(SHOP)
     where = environment("")
     called = where.run("-c", "import shop; shop.rebuild_index.delay(7)", cwd=shop)
@@ -468,9 +445,7 @@ def test_without_the_redis_package_a_redis_broker_is_met_with_the_command(
         assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_missing_package_is_a_configuration_error_whose_command_brings_it(
-    environment: Environments, shop: Path
-) -> None:
+def test_a_missing_package_is_a_configuration_error_whose_command_brings_it(environment, shop):
     where = environment("")
     named: dict[str, str] = {}
     for also, expected in (

@@ -62,8 +62,8 @@ def send(foreign: Celery, name: str, number: int, header: Any, **kwargs: Any) ->
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_header_that_cannot_be_read_is_reported_once_and_its_task_runs_without_a_lock(
-    app: Celery, foreign: Celery, redis_url: str, start_worker: StartWorker, pool: str
-) -> None:
+    app, foreign, redis_url, start_worker, pool
+):
     worker = start(start_worker, redis_url, pool)
     children = worker.children()
     names = ("run", "late")
@@ -91,8 +91,8 @@ def test_a_header_that_cannot_be_read_is_reported_once_and_its_task_runs_without
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_strange_header_that_can_be_read_is_as_any_other(
-    app: Celery, foreign: Celery, redis_url: str, start_worker: StartWorker, pool: str
-) -> None:
+    app, foreign, redis_url, start_worker, pool
+):
     worker = start(start_worker, redis_url, pool)
     headers = [*READABLE.values(), *(changed(key=strange) for strange in STRANGE_KEYS)]
 
@@ -108,8 +108,8 @@ def test_a_strange_header_that_can_be_read_is_as_any_other(
 
 
 def test_a_retry_carries_a_header_that_cannot_be_read_and_is_not_its_own_duplicate(
-    app: Celery, foreign: Celery, redis_url: str, start_worker: StartWorker
-) -> None:
+    app, foreign, redis_url, start_worker
+):
     """A newer release holds the key under this very id, in a header that this one cannot read."""
     worker = start(start_worker, redis_url, "prefork")
     first = app.tasks["poisoned.run"].apply_async((7, 2), task_id="run-7", unique=True, countdown=1)
@@ -123,8 +123,8 @@ def test_a_retry_carries_a_header_that_cannot_be_read_and_is_not_its_own_duplica
 
 
 def test_a_message_of_an_unknown_task_with_such_a_header_is_reported_and_dropped(
-    foreign: Celery, redis_url: str, start_worker: StartWorker
-) -> None:
+    foreign, redis_url, start_worker
+):
     worker = start(start_worker, redis_url, "solo")
 
     for number, header in enumerate(UNREADABLE.values()):

@@ -37,12 +37,8 @@ STORES = [
 
 @pytest.mark.parametrize(("store_url", "pool"), STORES)
 def test_a_worker_runs_their_tasks_reports_each_key_once_and_renews_the_others(
-    request: pytest.FixtureRequest,
-    redis_url: str,
-    start_worker: StartWorker,
-    store_url: str,
-    pool: str,
-) -> None:
+    request, redis_url, start_worker, store_url, pool
+):
     url = request.getfixturevalue(store_url)
     app = poisoned_app(redis_url, url)
     store: Any = state_of(app).store
@@ -92,7 +88,7 @@ def broken_key(app: Celery, number: int) -> str:
     return str(first.unique_key)
 
 
-def test_a_call_raises_that_and_calls_of_other_keys_go_on(app: Celery) -> None:
+def test_a_call_raises_that_and_calls_of_other_keys_go_on(app):
     run = app.tasks["poisoned.run"]
     key = broken_key(app, 1)
 
@@ -103,9 +99,7 @@ def test_a_call_raises_that_and_calls_of_other_keys_go_on(app: Celery) -> None:
     assert run.delay(2).outcome == "created"
 
 
-def test_a_call_is_published_where_that_is_wanted_and_a_batch_makes_the_others(
-    redis_url: str,
-) -> None:
+def test_a_call_is_published_where_that_is_wanted_and_a_batch_makes_the_others(redis_url):
     app = poisoned_app(redis_url, redis_url, unique_on_store_error="publish")
     run = app.tasks["poisoned.run"]
     broken_key(app, 1)
@@ -116,9 +110,7 @@ def test_a_call_is_published_where_that_is_wanted_and_a_batch_makes_the_others(
     assert [result.outcome for result in made] == ["bypassed", "created", "bypassed", "created"]
 
 
-def test_an_operator_sees_and_frees_the_key(
-    app: Celery, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_operator_sees_and_frees_the_key(app, capsys):
     runtime = state_of(app)
     key = broken_key(app, 1)
     other = app.tasks["poisoned.run"].delay(2)
@@ -147,7 +139,7 @@ def test_an_operator_sees_and_frees_the_key(
     assert celery_unique.lookup(key=other.unique_key, app=app) is not None
 
 
-def test_release_by_the_library_s_function_deletes_it(app: Celery) -> None:
+def test_release_by_the_library_s_function_deletes_it(app):
     run = app.tasks["poisoned.run"]
     broken_key(app, 1)
 

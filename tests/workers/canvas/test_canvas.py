@@ -53,12 +53,7 @@ CASES = [(backend, shape) for backend in BACKENDS for shape in shapes_for(backen
 
 
 @pytest.mark.parametrize(("backend", "shape"), CASES)
-def test_shape_comes_to_what_it_does_without_uniqueness(
-    stages: dict[str, Stage],
-    told: dict[str, dict[str, Any]],
-    backend: str,
-    shape: str,
-) -> None:
+def test_shape_comes_to_what_it_does_without_uniqueness(stages, told, backend, shape):
     unique, plain = told[backend][shape]["unique"], told[backend][shape]["plain"]
 
     log = stages[backend].log()
@@ -69,5 +64,5 @@ def test_shape_comes_to_what_it_does_without_uniqueness(
     assert unique["runs"] == RUNS[shape]
 
 
-def test_every_shape_is_played_somewhere() -> None:
+def test_every_shape_is_played_somewhere():
     assert {shape for _, shape in CASES} == set(SHAPES)

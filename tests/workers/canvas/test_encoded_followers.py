@@ -50,12 +50,8 @@ def sqlite_contents(path: Path) -> bytes:
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
 @pytest.mark.parametrize("codec", [CODEC, None], ids=["encoded", "in clear text"])
 def test_arguments_of_followers_are_in_the_store_only_without_a_codec(
-    make_stage: Callable[..., Stage],
-    start_server: Callable[..., RedisServer],
-    tmp_path: Path,
-    kind: str,
-    codec: str | None,
-) -> None:
+    make_stage, start_server, tmp_path, kind, codec
+):
     if kind == "redis":
         server = start_server(RedisServer)
         url, contents = server.url, lambda: redis_contents(server)
@@ -77,9 +73,7 @@ def test_arguments_of_followers_are_in_the_store_only_without_a_codec(
     assert c.runs == 1
 
 
-def test_a_superseded_member_is_encoded_too(
-    make_stage: Callable[..., Stage], start_server: Callable[..., RedisServer]
-) -> None:
+def test_a_superseded_member_is_encoded_too(make_stage, start_server):
     server = start_server(RedisServer)
     stage = make_stage(server.url, unique_follower_codec=CODEC)
     stage.start_worker()
@@ -96,9 +90,7 @@ def test_a_superseded_member_is_encoded_too(
     assert result.get(timeout=60) == 2
 
 
-def test_a_worker_without_the_key_reports_and_one_with_it_completes(
-    make_stage: Callable[..., Stage], start_server: Callable[..., RedisServer]
-) -> None:
+def test_a_worker_without_the_key_reports_and_one_with_it_completes(make_stage, start_server):
     """What cannot be decoded stays where it is: it is neither dropped nor completed wrongly."""
     server = start_server(RedisServer)
     stage = make_stage(server.url, unique_follower_codec=CODEC)
@@ -116,7 +108,7 @@ def test_a_worker_without_the_key_reports_and_one_with_it_completes(
     assert result.get(timeout=60) == SECRET
 
 
-def test_what_was_stored_before_the_codec_was_set_is_read() -> None:
+def test_what_was_stored_before_the_codec_was_set_is_read():
     app = Celery("shop", broker="memory://", set_as_current=False)
     celery_unique.install(app, unique_follower_codec=codecs.fernet)
 
@@ -146,9 +138,7 @@ def test_what_was_stored_before_the_codec_was_set_is_read() -> None:
         (codecs.Texts(), "must be bytes"),
     ],
 )
-def test_a_wrong_codec_is_an_error_at_the_call_and_nothing_is_published(
-    codec: Any, told: str
-) -> None:
+def test_a_wrong_codec_is_an_error_at_the_call_and_nothing_is_published(codec, told):
     app = Celery("shop", broker="memory://", set_as_current=False)
     celery_unique.install(app)
     app.conf.unique_follower_codec = codec

@@ -72,9 +72,7 @@ def states(results: Any) -> list[str]:
 # -- the holder's worker dies ------------------------------------------------------------
 
 
-def test_all_of_fifty_chords_complete_whose_members_follow_a_killed_task(
-    make_stage: MakeStage,
-) -> None:
+def test_all_of_fifty_chords_complete_whose_members_follow_a_killed_task(make_stage):
     stage = make_stage("prefork")
     c = cast_of(stage)
     worker = stage.start_worker()
@@ -170,9 +168,7 @@ FOLLOWED = {"work": chord_with_a_callback, "fail": chain_with_an_error_callback}
 
 
 @pytest.mark.parametrize("when", ["before", "sent", "stored", "after"])
-def test_followers_are_completed_although_the_worker_dies_in_the_middle(
-    killed: dict[tuple[str, str], Scene], when: str
-) -> None:
+def test_followers_are_completed_although_the_worker_dies_in_the_middle(killed, when):
     scene = killed["work", when]
 
     assert scene.values() == [sorted([str(n), "1"]) for n in range(FOLLOWERS)]
@@ -187,8 +183,8 @@ def test_followers_are_completed_although_the_worker_dies_in_the_middle(
 
 @pytest.mark.parametrize("when", ["before", "stored", "after"])
 def test_followers_fail_with_all_that_waits_for_them_although_the_worker_dies_in_the_middle(
-    killed: dict[tuple[str, str], Scene], when: str
-) -> None:
+    killed, when
+):
     """Celery fails the rest of a chain and sends error callbacks after it stored the failure."""
     scene = killed["fail", when]
 
@@ -200,9 +196,7 @@ def test_followers_fail_with_all_that_waits_for_them_although_the_worker_dies_in
     assert sorted(told) == [1] * (FOLLOWERS - twice) + [2] * twice
 
 
-def test_the_body_of_a_chord_is_sent_although_the_worker_dies_when_it_is_to_send_it(
-    killed: dict[tuple[str, str], Scene],
-) -> None:
+def test_the_body_of_a_chord_is_sent_although_the_worker_dies_when_it_is_to_send_it(killed):
     """Celery keeps others from sending it for some seconds: longer than a run lease, here."""
     scene = killed["work", "body"]
 
@@ -217,9 +211,7 @@ KILLS_AT_ONCE = 4
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
-def test_a_worker_killed_at_any_moment_leaves_no_follower_behind(
-    make_stage: MakeStage, report: Callable[[str], None]
-) -> None:
+def test_a_worker_killed_at_any_moment_leaves_no_follower_behind(make_stage, report):
     """And completes none twice, but for the callbacks of the one that it was at."""
     stage = make_stage("solo")
     stage.start_worker(queues=("celery", "later"))
@@ -271,7 +263,7 @@ class RandomDeath:
 # -- the holder was never published -------------------------------------------------------
 
 
-def test_followers_of_a_task_whose_publisher_died_are_run(stage: Stage) -> None:
+def test_followers_of_a_task_whose_publisher_died_are_run(stage):
     c = cast_of(stage)
     runtime = state_of(c.app)
     key = key_of(c, "work")
@@ -288,7 +280,7 @@ def test_followers_of_a_task_whose_publisher_died_are_run(stage: Stage) -> None:
 # -- the holder comes to an end of another kind ------------------------------------------
 
 
-def test_followers_of_a_killed_process_get_its_failure(stage: Stage) -> None:
+def test_followers_of_a_killed_process_get_its_failure(stage):
     c = cast_of(stage)
     c.running()
     result = chain(c.hold.si(c.tag), c.echo.s())()
@@ -300,7 +292,7 @@ def test_followers_of_a_killed_process_get_its_failure(stage: Stage) -> None:
     assert c.runs == 1
 
 
-def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: Stage) -> None:
+def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage):
     c = cast_of(stage)
     c.limited.apply_async((c.tag,), queue=f"held-back-{c.tag}")  # or its limit could be reached
     results = [c.limited.apply_async((c.tag,), task_id=uuid.uuid4().hex) for _ in range(3)]
@@ -311,7 +303,7 @@ def test_followers_of_a_task_at_its_time_limit_get_its_failure(stage: Stage) -> 
     assert c.runs == 1
 
 
-def test_followers_of_a_terminated_task_are_revoked_with_it(stage: Stage) -> None:
+def test_followers_of_a_terminated_task_are_revoked_with_it(stage):
     c = cast_of(stage)
     holder = c.running()
     result = chain(c.hold.si(c.tag), c.echo.s())()
@@ -322,7 +314,7 @@ def test_followers_of_a_terminated_task_are_revoked_with_it(stage: Stage) -> Non
     assert c.runs == 1
 
 
-def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage: Stage) -> None:
+def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage):
     c = cast_of(stage)
     held_back(c)
     holder = c.holder()
@@ -336,7 +328,7 @@ def test_followers_of_a_task_revoked_in_the_queue_are_revoked_with_it(stage: Sta
     assert c.runs == 0
 
 
-def test_a_follower_of_an_expired_task_is_run(stage: Stage) -> None:
+def test_a_follower_of_an_expired_task_is_run(stage):
     c = cast_of(stage)
     held_back(c)
     expires = datetime.now(UTC) + timedelta(seconds=1)
@@ -350,7 +342,7 @@ def test_a_follower_of_an_expired_task_is_run(stage: Stage) -> None:
     assert c.runs == 1
 
 
-def test_a_follower_of_an_ignored_task_is_run(stage: Stage) -> None:
+def test_a_follower_of_an_ignored_task_is_run(stage):
     c = cast_of(stage)
     let_holders_through(c)
     members = group(c.waiting("ignore_first"), c.waiting("ignore_first"))().results
@@ -359,7 +351,7 @@ def test_a_follower_of_an_ignored_task_is_run(stage: Stage) -> None:
     assert c.runs == 2
 
 
-def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage: Stage) -> None:
+def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage):
     c = cast_of(stage)
     held_back(c)
     holder = c.holder()
@@ -375,7 +367,7 @@ def test_followers_of_a_superseded_task_follow_the_one_in_its_place(stage: Stage
     assert c.runs == 1
 
 
-def test_followers_of_a_task_that_is_acknowledged_late(stage: Stage) -> None:
+def test_followers_of_a_task_that_is_acknowledged_late(stage):
     c = cast_of(stage)
     c.hold_late.delay(c.tag)
     eventually(lambda: c.runs, timeout=30)

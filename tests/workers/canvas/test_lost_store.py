@@ -89,8 +89,8 @@ def wait_until_the_worker_has_looked(server: RedisServer) -> None:
 @pytest.mark.parametrize("lose", WAYS)
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_chord_completes_although_the_store_loses_the_followers_of_a_task_that_runs(
-    make_stage: Callable[..., Stage], store_server: RedisServer, pool: str, lose: Lose
-) -> None:
+    make_stage, store_server, pool, lose
+):
     stage = make_stage(pool)
     c = Cast(stage.app, "unique")
     holder = c.running()
@@ -114,9 +114,7 @@ def wait_until_the_worker_has_looked_in_vain(server: RedisServer) -> None:
     eventually(lambda: server.client().info("commandstats")[calls]["calls"] > before, timeout=60)
 
 
-def test_chain_goes_on_behind_a_task_that_ignores_its_result(
-    make_stage: Callable[..., Stage], store_server: RedisServer
-) -> None:
+def test_chain_goes_on_behind_a_task_that_ignores_its_result(make_stage, store_server):
     """Nobody can ask for its result: its follower runs itself."""
     stage = make_stage("prefork", task_ignore_result=True)
     c = Cast(stage.app, "unique")
@@ -132,8 +130,8 @@ def test_chain_goes_on_behind_a_task_that_ignores_its_result(
 
 
 def test_chord_completes_whose_member_follows_a_task_that_waits_in_a_worker(
-    make_stage: Callable[..., Stage], store_server: RedisServer
-) -> None:
+    make_stage, store_server
+):
     stage = make_stage("threads")
     c = Cast(stage.app, "unique")
     c.work.apply_async((c.tag, "late"), countdown=8)
@@ -146,9 +144,7 @@ def test_chord_completes_whose_member_follows_a_task_that_waits_in_a_worker(
     assert c.runs == 1
 
 
-def test_a_worker_that_stops_leaves_no_lost_follower_behind(
-    make_stage: Callable[..., Stage], store_server: RedisServer
-) -> None:
+def test_a_worker_that_stops_leaves_no_lost_follower_behind(make_stage, store_server):
     """It looks a last time: the task has ended between two rounds."""
     stage = make_stage("prefork")
     c = Cast(stage.app, "unique")
@@ -165,9 +161,7 @@ def test_a_worker_that_stops_leaves_no_lost_follower_behind(
     assert get(result) == "held"
 
 
-def test_followers_are_not_completed_twice_where_nothing_was_lost(
-    make_stage: Callable[..., Stage], store_server: RedisServer
-) -> None:
+def test_followers_are_not_completed_twice_where_nothing_was_lost(make_stage, store_server):
     stage = make_stage("prefork", task_ignore_result=True)
     c = Cast(stage.app, "unique")
     c.running()

@@ -43,7 +43,7 @@ def runs(c: Cast) -> int:
     return sum(c.app.props.runs(f"unique-{c.tag}-{n}") for n in range(MANY // 2))
 
 
-def test_many_members_of_a_group(stage: Stage, report: Callable[[str], None]) -> None:
+def test_many_members_of_a_group(stage, report):
     c = Cast(stage.app, "unique")
     began = time.monotonic()
     result = group(signatures(c)).apply_async()
@@ -58,7 +58,7 @@ def test_many_members_of_a_group(stage: Stage, report: Callable[[str], None]) ->
     report(f"group of {MANY}: {called - began:.1f} s to call, {took:.1f} s to all results")
 
 
-def test_many_calls_through_apply_many(stage: Stage, report: Callable[[str], None]) -> None:
+def test_many_calls_through_apply_many(stage, report):
     c = Cast(stage.app, "unique")
     began = time.monotonic()
     results = celery_unique.apply_many(signatures(c))

@@ -97,7 +97,7 @@ def running(c: Cast, value: Any = 0) -> Any:
 # -- rerun ---------------------------------------------------------------------------------
 
 
-def test_chains_whose_first_link_reruns_all_end_with_the_newest_run(c: Cast) -> None:
+def test_chains_whose_first_link_reruns_all_end_with_the_newest_run(c):
     first = running(c)
     chains = [chain(c.rerun.si(c.tag, n), c.echo.s())() for n in (1, 2, 3)]
 
@@ -110,7 +110,7 @@ def test_chains_whose_first_link_reruns_all_end_with_the_newest_run(c: Cast) -> 
     assert_nothing_is_left(c, "rerun")
 
 
-def test_chords_whose_header_members_rerun_all_complete(c: Cast) -> None:
+def test_chords_whose_header_members_rerun_all_complete(c):
     running(c)
     chords = [chord([c.rerun.si(c.tag, n), c.echo.s(5)], c.total.s())() for n in (1, 2, 3)]
 
@@ -121,7 +121,7 @@ def test_chords_whose_header_members_rerun_all_complete(c: Cast) -> None:
     assert_nothing_is_left(c, "rerun")
 
 
-def test_links_in_the_middle_and_callbacks_go_on_behind_the_newest_run(c: Cast) -> None:
+def test_links_in_the_middle_and_callbacks_go_on_behind_the_newest_run(c):
     running(c)
     middle = chain(c.echo.s(9), c.rerun.si(c.tag, 1), c.echo.s())()
     eventually(lambda: is_recorded(c, "rerun", middle.parent.id), timeout=60)
@@ -143,7 +143,7 @@ def is_recorded(c: Cast, task: str, task_id: str) -> bool:
 # -- replace -------------------------------------------------------------------------------
 
 
-def test_replaced_members_of_every_kind_get_the_outcome_of_the_one_that_runs(c: Cast) -> None:
+def test_replaced_members_of_every_kind_get_the_outcome_of_the_one_that_runs(c):
     """A chain of replacements: each call takes the place of the one before."""
     head = chain(newest(c, 1), c.echo.s())()
     grouped = group(newest(c, 2), c.echo.s(5))()
@@ -162,7 +162,7 @@ def test_replaced_members_of_every_kind_get_the_outcome_of_the_one_that_runs(c: 
     assert_nothing_is_left(c, "newest")
 
 
-def test_a_replaced_link_in_the_middle_of_a_chain_hands_on_the_newest_value(c: Cast) -> None:
+def test_a_replaced_link_in_the_middle_of_a_chain_hands_on_the_newest_value(c):
     result = chain(c.echo.s(9), newest(c, 1), c.echo.s())()
     eventually(lambda: is_recorded(c, "newest", result.parent.id), timeout=60)
     newest(c, 2).apply_async()
@@ -173,7 +173,7 @@ def test_a_replaced_link_in_the_middle_of_a_chain_hands_on_the_newest_value(c: C
     assert values(c) == [2]
 
 
-def test_a_replaced_member_fails_with_the_one_in_its_place(c: Cast) -> None:
+def test_a_replaced_member_fails_with_the_one_in_its_place(c):
     result = chain(newest(c, 1), c.echo.s())()
     linked = newest(c, 2).apply_async(link_error=c.note_error.s())
     newest(c, "fails").apply_async()
@@ -187,7 +187,7 @@ def test_a_replaced_member_fails_with_the_one_in_its_place(c: Cast) -> None:
     assert_nothing_is_left(c, "newest")
 
 
-def test_a_replaced_member_is_revoked_with_the_one_in_its_place(c: Cast) -> None:
+def test_a_replaced_member_is_revoked_with_the_one_in_its_place(c):
     result = chain(newest(c, 1), c.echo.s())()
     last = newest(c, 2).apply_async()
     last.revoke()
@@ -199,9 +199,7 @@ def test_a_replaced_member_is_revoked_with_the_one_in_its_place(c: Cast) -> None
     assert values(c) == []
 
 
-def test_a_member_that_is_reached_after_the_end_of_all_that_replaced_it_gets_the_result(
-    c: Cast,
-) -> None:
+def test_a_member_that_is_reached_after_the_end_of_all_that_replaced_it_gets_the_result(c):
     """Its message waits in another queue; the one in between, a plain call, is dropped first."""
     late = f"late-{c.tag}"
     result = chain(newest(c, 1).set(queue=late), c.echo.s())()
@@ -223,7 +221,7 @@ def marks(c: Cast, task: str) -> int:
     return len(state_of(c.app).store.read(key)[0].marks)
 
 
-def test_a_member_whose_replacement_left_no_result_is_run_itself(c: Cast) -> None:
+def test_a_member_whose_replacement_left_no_result_is_run_itself(c):
     """Nobody knows the value that the rest of its chain waits for: better twice than never."""
     late = f"late-{c.tag}"
     result = chain(newest(c, 1).set(queue=late), c.echo.s())()
@@ -246,7 +244,7 @@ def wait_until_they_follow(stage: Stage, *chains: Any) -> None:
         stage.workers[-1].wait_for_log(rf"joined \S+\[{each.parent.id}\] to ", 60)
 
 
-def test_chains_go_on_without_any_result_backend(make_stage: MakeStage) -> None:
+def test_chains_go_on_without_any_result_backend(make_stage):
     stage = make_stage(backend="redis", task_ignore_result=True)
     stage.start_worker()
     c = Cast(stage.app, "unique")
@@ -260,7 +258,7 @@ def test_chains_go_on_without_any_result_backend(make_stage: MakeStage) -> None:
     assert values(c) == [0, 3]
 
 
-def test_chains_end_with_results_by_message(make_stage: MakeStage) -> None:
+def test_chains_end_with_results_by_message(make_stage):
     stage = make_stage(backend="rpc")
     stage.start_worker()
     c = Cast(stage.app, "unique")
@@ -274,9 +272,7 @@ def test_chains_end_with_results_by_message(make_stage: MakeStage) -> None:
     assert values(c) == [0, 3]
 
 
-def test_where_holders_are_concealed_a_replaced_canvas_ends_as_revoked(
-    make_stage: MakeStage,
-) -> None:
+def test_where_holders_are_concealed_a_replaced_canvas_ends_as_revoked(make_stage):
     """It may not get the result of a stranger's call, and does not hang either."""
     stage = make_stage(unique_conceal_holder=True)
     stage.start_worker()
@@ -291,9 +287,7 @@ def test_where_holders_are_concealed_a_replaced_canvas_ends_as_revoked(
     assert [result.parent.state, result.state] == ["REVOKED", "REVOKED"]
 
 
-def test_a_worker_that_dies_before_it_acknowledges_leaves_the_message_to_the_next(
-    make_stage: MakeStage,
-) -> None:
+def test_a_worker_that_dies_before_it_acknowledges_leaves_the_message_to_the_next(make_stage):
     """Killed between joining its replacement and the acknowledgement, at the worst moment."""
     stage = make_stage(pool="threads", broker_transport_options={"visibility_timeout": 3})
     c = Cast(stage.app, "unique")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
 import celery
 import pytest
 
 from tests.support import eventually
-from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
 
 #: Long enough for a worker on a busy machine to renew it in time.
@@ -21,9 +19,7 @@ RUN_LEASE_S = 3.0
     tuple(map(int, celery.__version__.split(".")[:2])) < (5, 7),
     reason="up to Celery 5.6 a stopping thread pool runs what waits",
 )
-def test_its_key_does_not_lapse_however_long_the_shutdown_takes(
-    make_stage: Callable[..., Stage], tag: str
-) -> None:
+def test_its_key_does_not_lapse_however_long_the_shutdown_takes(make_stage, tag):
     stage = make_stage(pool="threads", unique_run_lease=RUN_LEASE_S)
     worker = stage.start_worker()
     running = stage.call("hold", tag)
@@ -48,9 +44,7 @@ def test_its_key_does_not_lapse_however_long_the_shutdown_takes(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_task_that_ends_in_the_shutdown_of_its_worker_does_not_run_again(
-    make_stage: Callable[..., Stage], tag: str, pool: str
-) -> None:
+def test_a_task_that_ends_in_the_shutdown_of_its_worker_does_not_run_again(make_stage, tag, pool):
     """Its acknowledgement may wait until the whole pool has ended, and Redis does not."""
     stage = make_stage(
         pool=pool, unique_run_lease=60, broker_transport_options=redis_broker_options(2)

@@ -90,7 +90,7 @@ def hold_key_of_link(stage: Stage, kind: str, tag: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_link_whose_key_is_held_fails_under_its_own_id(stage: Stage, tag: str, kind: str) -> None:
+def test_link_whose_key_is_held_fails_under_its_own_id(stage, tag, kind):
     holder = hold_key_of_link(stage, kind, tag)
 
     finished, link_id = getattr(Canvas(stage.app, tag), kind)("link")
@@ -104,9 +104,7 @@ def test_link_whose_key_is_held_fails_under_its_own_id(stage: Stage, tag: str, k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_link_whose_key_cannot_be_made_fails_under_its_own_id(
-    stage: Stage, tag: str, kind: str
-) -> None:
+def test_link_whose_key_cannot_be_made_fails_under_its_own_id(stage, tag, kind):
     finished, link_id = getattr(Canvas(stage.app, tag), kind)("keyless")
 
     failed_id = wait_for_errback(stage)
@@ -118,9 +116,7 @@ def test_link_whose_key_cannot_be_made_fails_under_its_own_id(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["link"])
-def test_link_is_published_although_the_store_is_away(
-    stage: Stage, proxy: TcpProxy, tag: str, kind: str, task: str
-) -> None:
+def test_link_is_published_although_the_store_is_away(stage, proxy, tag, kind, task):
     proxy.cut()
 
     finished, link_id = getattr(Canvas(stage.app, tag), kind)(task)
@@ -134,9 +130,7 @@ def test_link_is_published_although_the_store_is_away(
 
 
 @pytest.mark.parametrize("task", ["fails", "is_killed"])
-def test_error_callback_whose_key_is_held_does_not_hide_the_error(
-    stage: Stage, tag: str, task: str
-) -> None:
+def test_error_callback_whose_key_is_held_does_not_hide_the_error(stage, tag, task):
     """A killed task is finished by the worker's main process, which must not trip over it."""
     stage.call("link_after_failure", "some id", tag, queue="nobody")
     errback = stage.app.tasks["link_after_failure"].s(tag)
@@ -150,9 +144,7 @@ def test_error_callback_whose_key_is_held_does_not_hide_the_error(
 
 
 @pytest.mark.parametrize("task", ["fails", "is_killed"])
-def test_error_callback_is_published_although_the_store_is_away(
-    stage: Stage, proxy: TcpProxy, tag: str, task: str
-) -> None:
+def test_error_callback_is_published_although_the_store_is_away(stage, proxy, tag, task):
     proxy.cut()
     errback = stage.app.tasks["link_after_failure"].s(tag)
 
@@ -163,9 +155,7 @@ def test_error_callback_is_published_although_the_store_is_away(
     assert type(error).__name__ == {"fails": "ValueError", "is_killed": "WorkerLostError"}[task]
 
 
-def test_rest_of_a_chain_is_not_left_waiting_behind_a_link_that_failed(
-    stage: Stage, tag: str
-) -> None:
+def test_rest_of_a_chain_is_not_left_waiting_behind_a_link_that_failed(stage, tag):
     hold_key_of_link(stage, "chain_link", tag)
     tasks = stage.app.tasks
 
@@ -196,8 +186,8 @@ def sql_stage(
 
 
 def test_chord_body_is_published_by_celerys_own_task_although_the_store_is_away(
-    sql_stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+    sql_stage, proxy, tag
+):
     proxy.cut()
 
     _, body_id = Canvas(sql_stage.app, tag).chord_body("link")

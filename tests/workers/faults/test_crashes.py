@@ -36,8 +36,8 @@ def stage(request: pytest.FixtureRequest, redis_stage: Stage) -> Stage:
 
 
 def test_key_of_an_early_acknowledged_task_is_free_within_the_run_lease_of_a_sigkill(
-    redis_stage: Stage, tag: str
-) -> None:
+    redis_stage, tag
+):
     stage = redis_stage
     worker = stage.ensure_worker()
     first = stage.call("hold", tag)
@@ -60,9 +60,7 @@ def test_key_of_an_early_acknowledged_task_is_free_within_the_run_lease_of_a_sig
     stage.props.let_go(tag)  # the admitted task waits for the next worker
 
 
-def test_late_acknowledged_task_of_a_killed_worker_runs_again_and_nothing_beside_it(
-    stage: Stage, tag: str
-) -> None:
+def test_late_acknowledged_task_of_a_killed_worker_runs_again_and_nothing_beside_it(stage, tag):
     worker = stage.ensure_worker()
     first = stage.call("hold_first", tag)
     begun = stage.wait_for_begin(tag)
@@ -92,9 +90,7 @@ def two_workers(redis_stage: Stage) -> Stage:
     return redis_stage
 
 
-def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
-    two_workers: Stage, tag: str
-) -> None:
+def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(two_workers, tag):
     stage = two_workers
     first = stage.call("hold", tag)
     begun = stage.wait_for_begin(tag)
@@ -134,9 +130,7 @@ def test_worker_that_was_frozen_past_its_lease_leaves_the_new_holder_alone(
     stage.wait_until_free("hold", tag)
 
 
-def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(
-    two_workers: Stage, tag: str
-) -> None:
+def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(two_workers, tag):
     """Redis delivers the message again: the same task id, and still another owner."""
     stage = two_workers
     result = stage.call("hold_late", tag)
@@ -168,9 +162,7 @@ def test_frozen_delivery_leaves_the_second_delivery_of_its_task_alone(
     stage.wait_until_free("hold_late", tag)
 
 
-def test_task_that_waited_for_a_thread_of_a_killed_worker_runs_all_the_same(
-    make_stage: Callable[..., Stage], tag: str
-) -> None:
+def test_task_that_waited_for_a_thread_of_a_killed_worker_runs_all_the_same(make_stage, tag):
     """Celery hands it to the thread pool before a thread is free, so its lock has the run lease
     of a running task and lapses, although its message comes back."""
     stage = make_stage(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from celery_unique.exceptions import BatchInterrupted, StoreUnavailable
 from celery_unique.keys.digest import key_of
 from celery_unique.locks import text_of_call
 from celery_unique.stores.circuit_breaker import FAILURES_TO_OPEN
-from tests.support import RedisCluster, Worker, eventually
+from tests.support import RedisCluster, eventually
 from tests.workers.apps.sharded import SHARDED, is_running, let_go, sharded_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -33,9 +32,7 @@ def shard(app: Celery, number: int) -> str:
     return str(store.shard_of(key_of(text, runtime.settings.key_secret)))
 
 
-def test_tasks_on_the_other_nodes_keep_and_free_their_keys(
-    redis_url: str, start_server: Callable[..., Any], start_worker: Callable[..., Worker]
-) -> None:
+def test_tasks_on_the_other_nodes_keep_and_free_their_keys(redis_url, start_server, start_worker):
     cluster: RedisCluster = start_server(RedisCluster)
     settings = {
         "broker_url": redis_url,

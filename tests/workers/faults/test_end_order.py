@@ -67,9 +67,7 @@ def _has_message(stage: Stage, queue: str, task_id: str) -> bool:
     )
 
 
-def test_result_that_a_killed_worker_could_not_store_is_stored_by_a_second_run(
-    stage: Stage, dead: dict[tuple[str, str], Dead]
-) -> None:
+def test_result_that_a_killed_worker_could_not_store_is_stored_by_a_second_run(stage, dead):
     """A done mark that was left with the end of the body would drop the message."""
     queue, result, was_acknowledged = dead[RESULT, "prefork"]
     assert not was_acknowledged
@@ -82,8 +80,8 @@ def test_result_that_a_killed_worker_could_not_store_is_stored_by_a_second_run(
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_task_whose_worker_is_killed_before_it_lets_go_of_the_record_does_not_run_again(
-    stage: Stage, dead: dict[tuple[str, str], Dead], pool: str
-) -> None:
+    stage, dead, pool
+):
     """The message is acknowledged by then. The other way round, a message that comes back
     would find nothing, and run beside the next task."""
     queue, result, was_acknowledged = dead[SETTLING, pool]
@@ -99,9 +97,7 @@ def test_task_whose_worker_is_killed_before_it_lets_go_of_the_record_does_not_ru
     assert [run["id"] for run in stage.begins(queue)] == [result.id, second.id]
 
 
-def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(
-    make_stage: Callable[..., Stage], tag: str
-) -> None:
+def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(make_stage, tag):
     """A solo worker sends it in the next turn of its event loop: after the other task, if both
     have waited for the same moment."""
     stage = make_stage(

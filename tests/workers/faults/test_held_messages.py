@@ -60,9 +60,7 @@ def drops(stage: Stage, result: Any) -> bool:
     return f"[{result.id}]: it has already finished" in stage.log()
 
 
-def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_lease(
-    stage: Stage, tag: str
-) -> None:
+def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_lease(stage, tag):
     worker = stage.start_worker(concurrency=2)
     running = stage.call("hold", f"rerun-{tag}")
     calling = stage.call("call_itself", f"self-{tag}")
@@ -111,7 +109,7 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     second.kill()
 
 
-def test_what_a_worker_returns_when_it_stops_waits_in_the_broker(stage: Stage, tag: str) -> None:
+def test_what_a_worker_returns_when_it_stops_waits_in_the_broker(stage, tag):
     worker = stage.start_worker()
     running = stage.call("hold", f"running-{tag}")
     stage.wait_for_begin(f"running-{tag}")

@@ -87,9 +87,7 @@ def phase_of_death(stage: Stage, task_name: str, tag: str) -> str:
     return "after publish" if messages(stage)[task_id] else "before publish"
 
 
-def test_no_call_is_lost_to_producers_that_are_killed_anywhere(
-    stage: Stage, producers: Producers
-) -> None:
+def test_no_call_is_lost_to_producers_that_are_killed_anywhere(stage, producers):
     def one_round(n: int) -> tuple[str, str, str, float]:
         tag = f"killed-{n}"
         launch_and_kill(stage, producers, "quick", tag, n)
@@ -115,9 +113,7 @@ def test_no_call_is_lost_to_producers_that_are_killed_anywhere(
         assert outcome == ("created" if phase == "before acquire" else "deduplicated")
 
 
-def test_key_of_a_killed_producer_is_free_after_the_grace(
-    stage: Stage, producers: Producers, tag: str
-) -> None:
+def test_key_of_a_killed_producer_is_free_after_the_grace(stage, producers, tag):
     for attempt in range(ATTEMPTS):
         lock = killed_with_a_short_grace(stage, producers, f"{tag}-{attempt}")
         if lock is not None:
@@ -149,9 +145,7 @@ def killed_with_a_short_grace(
     return lock
 
 
-def test_caller_helps_a_producer_that_was_killed_before_it_published(
-    stage: Stage, producers: Producers, tag: str
-) -> None:
+def test_caller_helps_a_producer_that_was_killed_before_it_published(stage, producers, tag):
     pid = producers.launch(task="quick", tag=tag, before_publish_s=60, after_publish_s=0)
     holder = stage.wait_for_state("quick", tag, state="pending").task_id
     kill(pid)
@@ -164,9 +158,7 @@ def test_caller_helps_a_producer_that_was_killed_before_it_published(
     assert stage.wait_for_state("quick", tag, state="available").task_id == holder
 
 
-def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(
-    stage: Stage,
-) -> None:
+def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(stage):
     """The first publish fails around the moment at which the second call helps it."""
     failing = staged_app(**stage.settings)
     publish = failing.amqp.send_task_message
@@ -221,9 +213,7 @@ def fresh_stage(
         yield stage, producers
 
 
-def test_every_call_that_was_answered_runs_once_although_producers_are_killed(
-    fresh_stage: tuple[Stage, Producers],
-) -> None:
+def test_every_call_that_was_answered_runs_once_although_producers_are_killed(fresh_stage):
     stage, producers = fresh_stage
     stage.start_worker(concurrency=2)
 
@@ -248,9 +238,7 @@ def test_every_call_that_was_answered_runs_once_although_producers_are_killed(
     assert runs == [[task_id] for task_id in ids]
 
 
-def test_caller_that_asks_all_the_time_is_admitted_at_most_once_in_a_grace(
-    stage: Stage, producers: Producers, tag: str
-) -> None:
+def test_caller_that_asks_all_the_time_is_admitted_at_most_once_in_a_grace(stage, producers, tag):
     for attempt in range(ATTEMPTS):
         lock = killed_with_a_short_grace(stage, producers, f"{tag}-{attempt}")
         if lock is None:

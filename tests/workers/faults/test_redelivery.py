@@ -12,7 +12,7 @@ import celery
 import pytest
 from celery import Celery
 
-from tests.support import RabbitMQServer, TcpProxy, Worker, eventually
+from tests.support import Worker, eventually
 from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
 
@@ -95,9 +95,7 @@ def queued(stage: Stage) -> int:
     return int(redis.llen("celery")) + int(redis.hlen("unacked"))
 
 
-def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(
-    stage: Stage, workers: list[Worker], tag: str
-) -> None:
+def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(stage, workers, tag):
     result = stage.call("hold_late", tag)
     runs_in = stage.wait_for_begin(tag)["worker"]
     [other] = [worker for worker in workers if worker.hostname != runs_in]
@@ -120,9 +118,7 @@ def test_late_acknowledged_task_longer_than_the_visibility_timeout_runs_once(
 
 
 @reserving_pools
-def test_early_acknowledged_task_that_waits_behind_another_runs_once(
-    stage: Stage, workers: list[Worker], tag: str
-) -> None:
+def test_early_acknowledged_task_that_waits_behind_another_runs_once(stage, workers, tag):
     """Its message is not acknowledged while it is reserved, so Redis delivers it again."""
     blockers = [stage.call("hold", f"{tag}-{n}") for n in range(2)]
     runs_in = {stage.wait_for_begin(f"{tag}-{n}")["worker"]: f"{tag}-{n}" for n in range(2)}
@@ -145,9 +141,7 @@ def test_early_acknowledged_task_that_waits_behind_another_runs_once(
     assert stage.signals(result.id, "unique_lost") == []
 
 
-def test_eta_beyond_the_visibility_timeout_runs_once(
-    stage: Stage, workers: list[Worker], tag: str
-) -> None:
+def test_eta_beyond_the_visibility_timeout_runs_once(stage, workers, tag):
     tasks = ("quick", "quick_late")
     results = [stage.call(task, f"{task}-{tag}", countdown=4) for task in tasks]
 
@@ -163,9 +157,7 @@ def test_eta_beyond_the_visibility_timeout_runs_once(
         stage.wait_until_free(task, f"{task}-{tag}")
 
 
-def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(
-    stage: Stage, workers: list[Worker], tag: str
-) -> None:
+def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(stage, workers, tag):
     result = stage.call("hold_first", tag)
     runs_in = stage.wait_for_begin(tag)["worker"]
     [first] = [worker for worker in workers if worker.hostname == runs_in]
@@ -186,11 +178,8 @@ def test_waiting_delivery_runs_within_a_run_lease_of_the_death_of_the_first(
 
 
 def test_task_whose_connection_to_rabbitmq_broke_runs_once(
-    make_stage: Callable[..., Stage],
-    rabbitmq_server: RabbitMQServer,
-    start_proxy: Callable[[int], TcpProxy],
-    tag: str,
-) -> None:
+    make_stage, rabbitmq_server, start_proxy, tag
+):
     """RabbitMQ delivers its message again at once, and it cannot be acknowledged any more."""
     url = rabbitmq_server.fresh_url()
     proxy = start_proxy(rabbitmq_server.port)
@@ -217,9 +206,7 @@ def received(stage: Stage, task_id: str) -> int:
 
 
 @pools_that_keep_copies_out
-def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
-    stage: Stage, tag: str
-) -> None:
+def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(stage, tag):
     """The worker has room for one message: the copy stays in the broker until the end."""
     narrow = stage.start_worker(queues=["narrow"], args=["--prefetch-multiplier", "1"])
     blocker = stage.call("hold", f"{tag}-0", queue="narrow")
@@ -241,8 +228,8 @@ def test_copy_that_no_worker_has_seen_yet_does_not_run_after_the_end(
 
 @pytest.mark.parametrize("stage", ["solo"], indirect=True)
 def test_early_acknowledged_task_of_a_solo_worker_longer_than_the_visibility_timeout_runs_once(
-    stage: Stage, tag: str
-) -> None:
+    stage, tag
+):
     """Celery sends that acknowledgement after the body: the copy is in the queue by then."""
     queue = "solo"
     alone = stage.start_worker(queues=[queue], args=["--prefetch-multiplier", "1"])

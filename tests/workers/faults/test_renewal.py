@@ -163,9 +163,7 @@ def _let_messages_wait(scene: Scene, pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_lock_of_a_long_task_never_lapses_not_even_in_a_warm_shutdown(
-    pools: dict[str, Scene], pool: str
-) -> None:
+def test_lock_of_a_long_task_never_lapses_not_even_in_a_warm_shutdown(pools, pool):
     scene = pools[pool]
 
     eventually(lambda: not scene.stage.worker.is_running(), message="the worker did not end")
@@ -179,9 +177,7 @@ def test_lock_of_a_long_task_never_lapses_not_even_in_a_warm_shutdown(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_reserved_scheduled_and_rate_limited_messages_keep_their_keys(
-    waiting: dict[str, Scene], pool: str
-) -> None:
+def test_reserved_scheduled_and_rate_limited_messages_keep_their_keys(waiting, pool):
     scene = waiting[pool]
     print(f"{pool}: {[len(caller.answers) for caller in scene.callers]} calls, all duplicates")
     scene.assert_never_lapsed()
@@ -195,7 +191,7 @@ def test_reserved_scheduled_and_rate_limited_messages_keep_their_keys(
     assert scene.lost() == []
 
 
-def test_running_task_keeps_its_key_when_the_broker_connection_breaks(cut: Scene) -> None:
+def test_running_task_keeps_its_key_when_the_broker_connection_breaks(cut):
     cut.stage.worker.wait_for_log("Connection to broker lost")
     cut.assert_never_lapsed()
 
@@ -205,8 +201,8 @@ def test_running_task_keeps_its_key_when_the_broker_connection_breaks(cut: Scene
 
 
 def test_end_of_a_body_is_not_taken_for_a_loss_while_celery_still_has_the_request(
-    short_queue_lease: Stage, tag: str
-) -> None:
+    short_queue_lease, tag
+):
     """Its result, its callbacks or its after_return take their time."""
     stage = short_queue_lease
     stage.start_worker(queues=["afterwards"])
@@ -221,9 +217,7 @@ def test_end_of_a_body_is_not_taken_for_a_loss_while_celery_still_has_the_reques
     assert stage.signals(result.id, "unique_lost") == []
 
 
-def test_message_that_nobody_holds_lapses_with_the_queue_lease(
-    short_queue_lease: Stage, tag: str
-) -> None:
+def test_message_that_nobody_holds_lapses_with_the_queue_lease(short_queue_lease, tag):
     result = short_queue_lease.call("quick", tag, queue="nobody")
     assert_lapses_within(QUEUE_LEASE_S, short_queue_lease, tag)
 
@@ -232,9 +226,7 @@ def test_message_that_nobody_holds_lapses_with_the_queue_lease(
     assert result.state == "PENDING"
 
 
-def test_message_that_expires_does_not_hold_its_key_for_longer(
-    short_queue_lease: Stage, tag: str
-) -> None:
+def test_message_that_expires_does_not_hold_its_key_for_longer(short_queue_lease, tag):
     short_queue_lease.call("quick", tag, queue="nobody", expires=1)
     assert_lapses_within(1, short_queue_lease, tag)
 
@@ -255,7 +247,7 @@ def threads(pools: dict[str, Scene]) -> Stage:
     return stage
 
 
-def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads: Stage, tag: str) -> None:
+def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads, tag):
     result = threads.call("leave", tag)
 
     threads.wait_for_begin(tag)
@@ -267,7 +259,7 @@ def test_lock_of_a_task_that_left_its_thread_is_not_kept(threads: Stage, tag: st
     assert threads.signals(result.id, "unique_lost") == []
 
 
-def test_renewal_of_another_delivery_changes_nothing(threads: Stage, tag: str) -> None:
+def test_renewal_of_another_delivery_changes_nothing(threads, tag):
     """Only the delivery that runs may renew, finish, settle or put a task off."""
     from celery_unique.header import LockHeader
     from celery_unique.stores.base import Held

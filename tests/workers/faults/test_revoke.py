@@ -61,9 +61,7 @@ def by_an_app_without_the_library(stage: Stage, result: object) -> None:
 
 @pytest.mark.parametrize("revoke", [by_result, by_the_same_process, by_another_process])
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["reserved", "eta"])
-def test_revoke_of_a_waiting_task_frees_its_key_at_once(
-    stage: Stage, tag: str, revoke: Callable[..., None], options: dict[str, float]
-) -> None:
+def test_revoke_of_a_waiting_task_frees_its_key_at_once(stage, tag, revoke, options):
     first = stage.call("quick", tag, **options)
     wait_until_received(stage, first.id)
 
@@ -80,8 +78,8 @@ def test_revoke_of_a_waiting_task_frees_its_key_at_once(
 
 @pytest.mark.parametrize("options", [{}, {"countdown": 60}], ids=["reserved", "eta"])
 def test_revoke_by_an_app_without_the_library_frees_the_key_when_a_worker_hears_it(
-    stage: Stage, tag: str, options: dict[str, float]
-) -> None:
+    stage, tag, options
+):
     first = stage.call("quick", tag, **options)
     wait_until_received(stage, first.id)
 
@@ -96,8 +94,8 @@ def test_revoke_by_an_app_without_the_library_frees_the_key_when_a_worker_hears_
 
 @pytest.mark.parametrize("revoke", [by_result, by_the_same_process, by_another_process])
 def test_task_that_was_revoked_in_the_broker_is_dropped_by_a_worker_that_never_heard_of_it(
-    stage: Stage, tag: str, revoke: Callable[..., None]
-) -> None:
+    stage, tag, revoke
+):
     stage.props.let_go(f"busy-{tag}")
     first = stage.call("quick", tag, queue=tag)
     revoke(stage, first)
@@ -113,9 +111,7 @@ def test_task_that_was_revoked_in_the_broker_is_dropped_by_a_worker_that_never_h
     stage.workers.remove(late)
 
 
-def test_tasks_that_others_have_published_are_found_one_after_another(
-    stage: Stage, tag: str
-) -> None:
+def test_tasks_that_others_have_published_are_found_one_after_another(stage, tag):
     """The walk for the first one's key says nothing of a task that came after it."""
 
     stage.props.let_go(f"busy-{tag}")
@@ -129,9 +125,7 @@ def test_tasks_that_others_have_published_are_found_one_after_another(
     other.close()
 
 
-def test_revoke_of_a_duplicate_revokes_the_shared_holder_and_says_so(
-    stage: Stage, tag: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_revoke_of_a_duplicate_revokes_the_shared_holder_and_says_so(stage, tag, caplog):
     first = stage.call("quick", tag)
     wait_until_received(stage, first.id)
     duplicate = stage.duplicate("quick", tag)
@@ -148,7 +142,7 @@ def test_revoke_of_a_duplicate_revokes_the_shared_holder_and_says_so(
     assert stage.begins(tag) == []
 
 
-def test_revoke_of_a_running_task_leaves_its_lock_alone(stage: Stage, tag: str) -> None:
+def test_revoke_of_a_running_task_leaves_its_lock_alone(stage, tag):
     running = stage.lock("hold", f"busy-{tag}")
 
     stage.app.control.revoke(running.task_id)
@@ -160,7 +154,7 @@ def test_revoke_of_a_running_task_leaves_its_lock_alone(stage: Stage, tag: str) 
     stage.wait_until_free("hold", f"busy-{tag}")
 
 
-def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage: Stage, tag: str) -> None:
+def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage, tag):
     stage.props.let_go(f"busy-{tag}")
     for countdown in (1.5 * RUN_LEASE_S, 6 * RUN_LEASE_S):
         each = f"{tag}-{countdown}"
@@ -182,7 +176,7 @@ def test_retry_keeps_the_key_for_longer_than_the_run_lease(stage: Stage, tag: st
     assert {answer.task_id for answer in while_it_waited} == {first.id}
 
 
-def test_revoke_of_a_task_that_waits_for_its_retry_frees_the_key(stage: Stage, tag: str) -> None:
+def test_revoke_of_a_task_that_waits_for_its_retry_frees_the_key(stage, tag):
     stage.props.let_go(f"busy-{tag}")
     for countdown in (2, 8, 30):  # on a busy machine the retry may come before its revoke
         each = f"{tag}-{countdown}"

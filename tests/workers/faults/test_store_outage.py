@@ -69,8 +69,8 @@ def away(proxy: TcpProxy, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
 def test_worker_runs_what_was_admitted_and_gives_it_back_when_the_store_returns(
-    stage: Stage, proxy: TcpProxy, tag: str, how: str
-) -> None:
+    stage, proxy, tag, how
+):
     tags = [f"{tag}-{n}" for n in range(8)]
     stage.end_of(stage.call("quick", f"{tag}-warm"), "SUCCESS")
     wait_for_breaker(stage)
@@ -109,9 +109,7 @@ def wait_for_breaker(stage: Stage) -> None:
     eventually(asked, timeout=15, interval=0.3)
 
 
-def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(stage, proxy, tag):
     url = proxy.url_of(stage.settings["unique_store_url"])
     waiting_long = {"unique_store_url": url, "unique_store_timeout": LONG_STORE_TIMEOUT_S}
     app = staged_app(**{**stage.settings, **waiting_long})
@@ -136,9 +134,7 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(
     assert all("0.25 s" in each and "unique_gate_timeout" in each for each in said[:2])
 
 
-def test_worker_starts_and_works_without_the_store(
-    shared_stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_worker_starts_and_works_without_the_store(shared_stage, proxy, tag):
     stage = shared_stage
     url = proxy.url_of(stage.settings["unique_store_url"])
     proxy.cut()
@@ -155,8 +151,8 @@ def test_worker_starts_and_works_without_the_store(
 
 @pytest.mark.parametrize("task", ["hold", "hold_late"])
 def test_lock_whose_release_failed_is_released_when_the_store_is_up_again(
-    stage: Stage, store_server: RedisServer, tag: str, task: str
-) -> None:
+    stage, store_server, tag, task
+):
     wait_for_breaker(stage)
     result = stage.call(task, tag)
     stage.wait_for_begin(tag)
@@ -174,9 +170,7 @@ def test_lock_whose_release_failed_is_released_when_the_store_is_up_again(
     assert not stage.record(task, tag)
 
 
-def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(stage, proxy, tag):
     """Acknowledged late, so the key waits for a message that will not come: an operator's case."""
     wait_for_breaker(stage)
     result = stage.call("hold_late", tag)
@@ -193,9 +187,7 @@ def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(
     assert stage.call("hold_late", tag, queue="nobody").id != result.id
 
 
-def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(stage, proxy, tag):
     wait_for_breaker(stage)
     proxy.cut()
     result = stage.call("hold", tag)
@@ -217,8 +209,8 @@ def test_task_that_started_without_the_store_is_like_any_other_when_it_returns(
 
 
 def test_key_stays_taken_where_a_task_started_without_the_store_and_its_worker_died(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+    stage, proxy, tag
+):
     """The store never heard of the start: its record is that of a message in the queue."""
     wait_for_breaker(stage)
     proxy.cut()
@@ -234,8 +226,8 @@ def test_key_stays_taken_where_a_task_started_without_the_store_and_its_worker_d
 
 
 def test_key_of_such_a_task_is_served_again_where_the_store_knew_who_had_its_message(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+    stage, proxy, tag
+):
     wait_for_breaker(stage)
     stage.call("hold", f"first-{tag}")
     stage.wait_for_begin(f"first-{tag}")
@@ -260,9 +252,7 @@ def test_key_of_such_a_task_is_served_again_where_the_store_knew_who_had_its_mes
     stage.end_of(result, "SUCCESS")
 
 
-def test_retry_that_could_not_be_told_is_told_later(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_retry_that_could_not_be_told_is_told_later(stage, proxy, tag):
     """Its countdown is longer than the run lease, which would end its lock."""
     wait_for_breaker(stage)
     countdown = RUN_LEASE_S + 3
@@ -289,9 +279,7 @@ def test_retry_that_could_not_be_told_is_told_later(
     assert stage.signals(result.id, "unique_lost") == []
 
 
-def test_task_whose_worker_lost_the_store_for_longer_than_its_lease_hears_of_it(
-    stage: Stage, proxy: TcpProxy, tag: str
-) -> None:
+def test_task_whose_worker_lost_the_store_for_longer_than_its_lease_hears_of_it(stage, proxy, tag):
     """Only this worker is cut off: for everybody else the lock has lapsed."""
     wait_for_breaker(stage)
     first = stage.call("hold", tag)
@@ -312,9 +300,7 @@ def test_task_whose_worker_lost_the_store_for_longer_than_its_lease_hears_of_it(
     assert [end["still_mine"] for end in stage.ends(tag)] == [False, True]
 
 
-def test_task_goes_on_and_hears_of_it_when_the_store_has_lost_its_data(
-    stage: Stage, store_server: RedisServer, tag: str
-) -> None:
+def test_task_goes_on_and_hears_of_it_when_the_store_has_lost_its_data(stage, store_server, tag):
     wait_for_breaker(stage)
     first = stage.call("hold", tag)
     stage.wait_for_begin(tag)
@@ -391,9 +377,7 @@ def calling(redis_url: str, store: SilentStore) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("how", ["gone", "frozen", "paused", "stalled"])
-def test_call_raises_within_the_time_out_of_a_silent_store(
-    store: SilentStore, calling: Callable[..., Any], tag: str, how: str
-) -> None:
+def test_call_raises_within_the_time_out_of_a_silent_store(store, calling, tag, how):
     app = calling()
     quick = app.tasks["quick"]
     quick.delay(f"{tag}-warm")
@@ -419,9 +403,7 @@ def test_call_raises_within_the_time_out_of_a_silent_store(
 
 
 @pytest.mark.parametrize("how", ["gone", "frozen"])
-def test_call_is_published_within_the_time_out_where_that_is_wanted(
-    store: SilentStore, calling: Callable[..., Any], tag: str, how: str
-) -> None:
+def test_call_is_published_within_the_time_out_where_that_is_wanted(store, calling, tag, how):
     app = calling(unique_on_store_error="publish")
     app.tasks["quick"].delay(f"{tag}-warm")
     store.go(how)

@@ -20,9 +20,7 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
     )
 
 
-def test_it_does_not_acknowledge_the_message_of_the_one_that_took_over(
-    stage: Stage, tag: str
-) -> None:
+def test_it_does_not_acknowledge_the_message_of_the_one_that_took_over(stage, tag):
     """In Redis both deliveries are one entry: acknowledged by the first, the message of the
     second would be gone, and with that worker's death the key taken for a whole queue lease."""
     first, second = (stage.start_worker(wait=False) for _ in range(2))

@@ -55,7 +55,7 @@ def on_terminal(desk: Desk, columns: int, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("columns", [80, 40])
-def test_a_command_is_never_broken(fresh_desk: Desk, columns: int) -> None:
+def test_a_command_is_never_broken(fresh_desk, columns):
     desk = fresh_desk
     result = desk.app.send_task("shop.rebuild_index", kwargs={"shop_id": 1}, unique=True)
 
@@ -69,7 +69,7 @@ def test_a_command_is_never_broken(fresh_desk: Desk, columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 40])
-def test_the_doctors_commands_are_not_broken(fresh_desk: Desk, columns: int) -> None:
+def test_the_doctors_commands_are_not_broken(fresh_desk, columns):
     desk = fresh_desk
     # Recorded as running, by a worker whose lease has ended.
     key = "1:" + "ef" * 32
@@ -89,7 +89,7 @@ def abandon(desk: Desk, key: str) -> None:
     assert desk.store.start(key, start).verdict == "run"
 
 
-def test_why_names_the_process_that_runs_the_task(fresh_desk: Desk) -> None:
+def test_why_names_the_process_that_runs_the_task(fresh_desk):
     desk = fresh_desk
     worker = desk.start_worker("forks", pool="prefork")
     running = desk.app.send_task("shop.import_all", kwargs={"name": "seen"}, unique=True)

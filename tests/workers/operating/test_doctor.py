@@ -71,7 +71,7 @@ def message(done: Done, check: str) -> str:
 # -- all is well -----------------------------------------------------------------------------
 
 
-def test_nothing_is_found_where_all_is_well(sound: Desk) -> None:
+def test_nothing_is_found_where_all_is_well(sound):
     result = sound.app.send_task("shop.rebuild_index", (1,), unique=False)  # a queue that works
     waiting = sound.app.send_task(
         "shop.rebuild_index", kwargs={"shop_id": 2}, unique=True, countdown=600
@@ -110,7 +110,7 @@ def held_ids(desk: Desk) -> set[str]:
 
 
 @pytest.mark.versions
-def test_inspect_unique_held_lists_what_a_worker_holds(sound: Desk) -> None:
+def test_inspect_unique_held_lists_what_a_worker_holds(sound):
     running = sound.app.send_task("shop.import_all", kwargs={"name": "seen"}, unique=True)
     later = sound.app.send_task(
         "shop.rebuild_index", kwargs={"shop_id": 3}, unique=True, countdown=600
@@ -151,7 +151,7 @@ def lock_state(desk: Desk, key: str) -> str | None:
 # -- eight troubles, and some more -------------------------------------------------------------
 
 
-def test_it_finds_a_server_that_evicts(sound: Desk, good_server: RedisServer) -> None:
+def test_it_finds_a_server_that_evicts(sound, good_server):
     with good_server.client() as client:
         client.config_set("maxmemory", "500mb")
         client.config_set("maxmemory-policy", "allkeys-lru")
@@ -166,7 +166,7 @@ def test_it_finds_a_server_that_evicts(sound: Desk, good_server: RedisServer) ->
     assert "noeviction" in message(done, "eviction")
 
 
-def test_it_finds_clocks_that_differ(sound: Desk) -> None:
+def test_it_finds_clocks_that_differ(sound):
     faketime = find_program("faketime", install_command="apt-get install faketime")
 
     done = examine(sound, before=[faketime, "-f", "+90s"])
@@ -179,9 +179,7 @@ def test_it_finds_clocks_that_differ(sound: Desk) -> None:
     assert "NTP" in first["cure"]
 
 
-def test_it_finds_a_worker_with_another_store(
-    sound: Desk, start_wrong: Callable[..., Worker], good_server: RedisServer
-) -> None:
+def test_it_finds_a_worker_with_another_store(sound, start_wrong, good_server):
     worker = start_wrong(conf={"unique_store_url": good_server.url_of(5)})
 
     done = examine(sound)
@@ -191,9 +189,7 @@ def test_it_finds_a_worker_with_another_store(
     assert f"worker {worker.hostname} uses another lock store" in message(done, "store")
 
 
-def test_one_store_by_two_addresses_is_one_store(
-    sound: Desk, start_wrong: Callable[..., Worker], good_server: RedisServer
-) -> None:
+def test_one_store_by_two_addresses_is_one_store(sound, start_wrong, good_server):
     """Neither the doctor nor the worker takes ``localhost`` for another server."""
     url = good_server.url.replace("127.0.0.1", "localhost")
     assert url != good_server.url
@@ -213,7 +209,7 @@ def test_one_store_by_two_addresses_is_one_store(
     assert sound.store.read("0:" + "0" * 64)[0].tasks == {}  # nothing is left of the comparison
 
 
-def test_a_warning_exits_with_0_unless_told_otherwise(sound: Desk) -> None:
+def test_a_warning_exits_with_0_unless_told_otherwise(sound):
     faketime = find_program("faketime", install_command="apt-get install faketime")
     ahead = [faketime, "-f", "+90s"]
 
@@ -237,9 +233,7 @@ def test_a_warning_exits_with_0_unless_told_otherwise(sound: Desk) -> None:
     assert wrong.code == 2
 
 
-def test_it_finds_a_worker_with_another_namespace_and_old_keys(
-    sound: Desk, start_wrong: Callable[..., Worker]
-) -> None:
+def test_it_finds_a_worker_with_another_namespace_and_old_keys(sound, start_wrong):
     worker = start_wrong(conf={"unique_namespace": "test"}, key_version="0")
 
     done = examine(sound)
@@ -249,9 +243,7 @@ def test_it_finds_a_worker_with_another_namespace_and_old_keys(
     assert f"worker {worker.hostname} makes keys of version 0" in message(done, "key-version")
 
 
-def test_it_finds_a_worker_that_does_not_renew(
-    sound: Desk, start_wrong: Callable[..., Worker]
-) -> None:
+def test_it_finds_a_worker_that_does_not_renew(sound, start_wrong):
     worker = start_wrong(conf={"unique_run_lease": 2})
     sound.app.send_task("shop.stop_renewing", queue="elsewhere")
     eventually(lambda: is_late(sound, worker), timeout=30, interval=0.3, message="it renews")
@@ -272,9 +264,7 @@ def is_late(desk: Desk, worker: Worker) -> bool:
     return bool((renewal.get("last_round_s_ago") or renewal.get("running_for_s", 0)) > 4)
 
 
-def test_it_finds_a_worker_without_the_library(
-    sound: Desk, start_wrong: Callable[..., Worker]
-) -> None:
+def test_it_finds_a_worker_without_the_library(sound, start_wrong):
     worker = start_wrong(installed=False)
 
     done = examine(sound)
@@ -284,9 +274,7 @@ def test_it_finds_a_worker_without_the_library(
     assert f"worker {worker.hostname} runs without this library" in message(done, "plugin")
 
 
-def test_it_finds_a_task_whose_worker_has_died(
-    sound: Desk, start_wrong: Callable[..., Worker]
-) -> None:
+def test_it_finds_a_task_whose_worker_has_died(sound, start_wrong):
     worker = start_wrong(conf={"unique_run_lease": 2})
     result = sound.app.send_task(
         "shop.import_all", kwargs={"name": "orphan"}, unique=True, queue="elsewhere"
@@ -312,7 +300,7 @@ def has_lapsed(desk: Desk, result: Any) -> bool:
     return record.tasks[result.id].delivery_lease <= now
 
 
-def test_it_finds_a_lock_whose_message_was_purged_and_release_frees_it(sound: Desk) -> None:
+def test_it_finds_a_lock_whose_message_was_purged_and_release_frees_it(sound):
     """The documented step after a purge; what a worker holds keeps its key."""
     lost = sound.app.send_task("shop.send_digest", kwargs={"user_id": 1}, unique=True)
     kept = sound.app.send_task(
@@ -344,7 +332,7 @@ def is_old_enough(desk: Desk, result: Any) -> bool:
     return now - record.tasks[result.id].created_at > 2500
 
 
-def test_it_finds_a_store_that_does_not_answer(sound: Desk) -> None:
+def test_it_finds_a_store_that_does_not_answer(sound):
     conf = {"unique_store_url": f"redis://127.0.0.1:{free_port()}/0"}
 
     done = examine(sound, conf=conf)
@@ -358,9 +346,7 @@ def test_it_finds_a_store_that_does_not_answer(sound: Desk) -> None:
         assert other.err.startswith("Error: The lock store, Redis at 127.0.0.1:")
 
 
-def test_it_finds_a_memory_store_with_several_processes(
-    good_server: RedisServer, directory: Path
-) -> None:
+def test_it_finds_a_memory_store_with_several_processes(good_server, directory):
     desk = Desk(good_server.url_of(7), "memory://", directory)
     desk.start_worker("memory")
     try:
@@ -373,9 +359,7 @@ def test_it_finds_a_memory_store_with_several_processes(
     assert "memory://" in message(done, "reach")
 
 
-def test_it_finds_locks_of_an_older_key_version_and_a_server_without_a_disk(
-    desk: Desk,
-) -> None:
+def test_it_finds_locks_of_an_older_key_version_and_a_server_without_a_disk(desk):
     from tests.workers.operating.crowd import _claim, _member
 
     member = _member(0)
@@ -393,16 +377,14 @@ def test_it_finds_locks_of_an_older_key_version_and_a_server_without_a_disk(
     state_of(desk.app).store.release("0:" + "ab" * 32)
 
 
-def test_it_says_that_the_broker_does_not_answer(desk: Desk) -> None:
+def test_it_says_that_the_broker_does_not_answer(desk):
     done = examine(desk, conf={"broker_url": f"redis://127.0.0.1:{free_port()}/0"})
 
     assert done.code == 1
     assert ("broker", "error") in found(done)
 
 
-def test_sqs_with_predefined_queues_is_no_dead_broker(
-    good_server: RedisServer, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sqs_with_predefined_queues_is_no_dead_broker(good_server, directory, monkeypatch):
     """Celery has no remote control there, and its reply queue is none of those that are defined."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

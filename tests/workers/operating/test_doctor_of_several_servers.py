@@ -59,9 +59,7 @@ def name(server: RedisServer) -> str:
     return f"{HOST}:{server.port}"
 
 
-def test_nothing_is_found_where_all_is_well_and_trouble_on_one_server_is(
-    group: Group, desk_of: Callable[..., Desk]
-) -> None:
+def test_nothing_is_found_where_all_is_well_and_trouble_on_one_server_is(group, desk_of):
     desk = desk_of(group)
     desk.start_worker("several")
     call: Any = {"kwargs": {"shop_id": 2}, "unique": True, "countdown": 600}
@@ -95,9 +93,7 @@ def test_nothing_is_found_where_all_is_well_and_trouble_on_one_server_is(
     assert told["failovers"] == []
 
 
-def test_followers_that_no_worker_looks_after_are_found(
-    group: Group, desk_of: Callable[..., Desk]
-) -> None:
+def test_followers_that_no_worker_looks_after_are_found(group, desk_of):
     desk, key = desk_of(group), fresh_key()
     desk.store.clock_offset_ms = -(GRACE + 10 * MINUTE)  # it was then that they came
     desk.store.acquire(key, claim("died before it was published"))
@@ -116,9 +112,7 @@ def test_followers_that_no_worker_looks_after_are_found(
     assert done.json()["followers"] == {"calls": 1, "overdue": 1}
 
 
-def test_a_fail_over_that_a_worker_has_noticed_is_told(
-    start_server: Callable[..., Any], desk_of: Callable[..., Desk]
-) -> None:
+def test_a_fail_over_that_a_worker_has_noticed_is_told(start_server, desk_of):
     cluster: RedisCluster = start_server(RedisCluster)
     desk = desk_of(cluster, unique_run_lease=3)
     worker = desk.start_worker("noticing")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FUZZED = 4
 
 
-def test_no_key_breaks_the_command(desk: Desk) -> None:
+def test_no_key_breaks_the_command(desk):
     more = fuzzed_keys(random.Random(7))
     # The arguments of a process can have no NUL: such a key comes by the standard input.
     keys = [key for key in INJECTIONS if "\0" not in key]

@@ -57,7 +57,7 @@ def unacknowledged(desk: Desk) -> int:
         return int(connection.default_channel.client.hlen("unacked"))
 
 
-def test_messages_in_any_queue_are_not_lost_and_purged_ones_are(redis_desk: Desk) -> None:
+def test_messages_in_any_queue_are_not_lost_and_purged_ones_are(redis_desk):
     """Also those in a queue that the call named and no setting does, and at any priority."""
     desk = redis_desk
     purged = [call(desk, "send_digest", user_id=n) for n in range(3)]
@@ -84,7 +84,7 @@ def test_messages_in_any_queue_are_not_lost_and_purged_ones_are(redis_desk: Desk
 
 
 @pytest.mark.versions
-def test_nothing_is_released_while_a_busy_worker_does_not_answer(redis_desk: Desk) -> None:
+def test_nothing_is_released_while_a_busy_worker_does_not_answer(redis_desk):
     """The worker of another queue answers; that of the solo pool runs a task and cannot."""
     desk = redis_desk
     busy = desk.start_worker("busy", queues=["operated"], pool="solo")
@@ -123,9 +123,7 @@ def test_nothing_is_released_while_a_busy_worker_does_not_answer(redis_desk: Des
     assert not is_held(desk, purged)
 
 
-def test_what_a_killed_worker_had_fetched_is_not_lost_and_its_return_is_told(
-    redis_desk: Desk,
-) -> None:
+def test_what_a_killed_worker_had_fetched_is_not_lost_and_its_return_is_told(redis_desk):
     desk = redis_desk
     worker = desk.start_worker("killed")
     fetched = call(desk, "rebuild_index", {"countdown": 600}, shop_id=1)
@@ -153,9 +151,7 @@ def test_what_a_killed_worker_had_fetched_is_not_lost_and_its_return_is_told(
     assert "visibility timeout" in in_words.err
 
 
-def test_a_broker_that_cannot_be_looked_into_proves_nothing(
-    redis_server: RedisServer, directory: Path
-) -> None:
+def test_a_broker_that_cannot_be_looked_into_proves_nothing(redis_server, directory):
     desk = Desk("memory://", redis_server.fresh_url(), directory)
     try:
         result = call(desk, "send_digest", user_id=1)

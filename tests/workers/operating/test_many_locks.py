@@ -46,7 +46,7 @@ def client_of(desk: Desk) -> redis.Redis:
 # -- list ----------------------------------------------------------------------------------
 
 
-def test_list_names_every_lock_once_and_scans_in_batches(desk: Desk, crowd: list[Member]) -> None:
+def test_list_names_every_lock_once_and_scans_in_batches(desk, crowd):
     with client_of(desk) as client:
         client.config_resetstat()
 
@@ -63,7 +63,7 @@ def test_list_names_every_lock_once_and_scans_in_batches(desk: Desk, crowd: list
     assert "cmdstat_keys" not in calls
 
 
-def test_list_prints_while_it_still_walks(desk: Desk, crowd: list[Member]) -> None:
+def test_list_prints_while_it_still_walks(desk, crowd):
     with TcpProxy(urlsplit(desk.store_url).port or 0) as proxy:
         through = {"unique_store_url": proxy.url_of(desk.store_url), "unique_store_timeout": 60}
         process = desk.start("unique", "list", conf=through)
@@ -99,7 +99,7 @@ def test_list_prints_while_it_still_walks(desk: Desk, crowd: list[Member]) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_list_by(desk: Desk, crowd: list[Member], options: list[str], wanted: object) -> None:
+def test_list_by(desk, crowd, options, wanted):
     done = desk.unique("list", "--json", *options)
 
     assert done.code == 0
@@ -110,7 +110,7 @@ def test_list_by(desk: Desk, crowd: list[Member], options: list[str], wanted: ob
     )
 
 
-def test_a_reader_that_has_seen_enough_ends_the_list(desk: Desk, crowd: list[Member]) -> None:
+def test_a_reader_that_has_seen_enough_ends_the_list(desk, crowd):
     process = desk.start("unique", "list")
     assert process.stdout is not None
     process.stdout.readline()
@@ -137,7 +137,7 @@ def on_a_terminal(desk: Desk, columns: int, *arguments: str) -> str:
     return sent.decode()
 
 
-def test_colours_are_for_terminals_and_rows_fit_them(desk: Desk, crowd: list[Member]) -> None:
+def test_colours_are_for_terminals_and_rows_fit_them(desk, crowd):
     coloured = on_a_terminal(desk, 80, "unique", "list", "--limit", "50")
     plain = on_a_terminal(desk, 140, "--no-color", "unique", "list", "--limit", "50")
     piped = desk.unique("list", "--limit", "50")
@@ -154,7 +154,7 @@ def test_colours_are_for_terminals_and_rows_fit_them(desk: Desk, crowd: list[Mem
 # -- show, why -------------------------------------------------------------------------------
 
 
-def test_show_finds_a_lock_by_its_shortened_key_among_many(desk: Desk, crowd: list[Member]) -> None:
+def test_show_finds_a_lock_by_its_shortened_key_among_many(desk, crowd):
     one = crowd[6]
 
     by_short_key = desk.unique("show", one.key[:14], "--json")
@@ -166,9 +166,7 @@ def test_show_finds_a_lock_by_its_shortened_key_among_many(desk: Desk, crowd: li
     assert "busy@crowd" in by_id.out
 
 
-def test_why_tells_of_a_key_who_holds_it_and_what_would_free_it(
-    desk: Desk, crowd: list[Member]
-) -> None:
+def test_why_tells_of_a_key_who_holds_it_and_what_would_free_it(desk, crowd):
     one = next(member for member in crowd if member.state == "active" and member.hours == 3)
 
     done = desk.unique("why", one.key)
@@ -203,8 +201,8 @@ def run_measured(desk: Desk, *arguments: str, timeout: float = 120) -> Done:
 
 
 def test_stats_agree_with_an_independent_count_in_bounded_memory(
-    desk: Desk, crowd: list[Member], redis_server: RedisServer, directory: Path
-) -> None:
+    desk, crowd, redis_server, directory
+):
     url = redis_server.fresh_url()
     empty = run_measured(Desk(url, url, directory), "unique", "stats", "--json")
 
@@ -220,9 +218,7 @@ def test_stats_agree_with_an_independent_count_in_bounded_memory(
     assert done.peak_kib - empty.peak_kib < 4 * 1024
 
 
-def test_what_stats_keep_does_not_grow_with_the_locks(
-    desk: Desk, crowd: list[Member], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stats_keep_does_not_grow_with_the_locks(desk, crowd, monkeypatch):
     """A walk over millions remembers some of the keys that it has told of, not all."""
     import tracemalloc
 
@@ -245,8 +241,8 @@ def test_what_stats_keep_does_not_grow_with_the_locks(
 
 
 def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
-    desk: Desk, crowd: list[Member], redis_server: RedisServer, directory: Path
-) -> None:
+    desk, crowd, redis_server, directory
+):
     url = redis_server.fresh_url()
     empty = run_measured(Desk(url, url, directory), "unique", "doctor", "--json")
     # With workers to ask, a task that waits and that no queue has, has lost its message.
@@ -276,7 +272,7 @@ def test_doctor_looks_at_all_locks_and_into_some_of_them_in_bounded_memory(
     assert done.peak_kib - empty.peak_kib < 5 * 1024
 
 
-def test_manifest_is_the_apps_and_asks_the_store_nothing(desk: Desk, crowd: list[Member]) -> None:
+def test_manifest_is_the_apps_and_asks_the_store_nothing(desk, crowd):
     with client_of(desk) as client:
         client.config_resetstat()
 
@@ -301,9 +297,7 @@ def still_held(desk: Desk, members: list[Member]) -> list[Member]:
     return [member for member in members if member.task_id in held]
 
 
-def test_release_asks_first_and_leaves_all_alone_when_told_no(
-    desk: Desk, crowd: list[Member]
-) -> None:
+def test_release_asks_first_and_leaves_all_alone_when_told_no(desk, crowd):
     before = len(still_held(desk, crowd))
 
     done = desk.unique("release", "--task", "shop.send_digest", stdin="n\n")
@@ -315,7 +309,7 @@ def test_release_asks_first_and_leaves_all_alone_when_told_no(
     assert len(still_held(desk, crowd)) == before
 
 
-def test_release_of_nothing_in_particular_is_refused(desk: Desk, crowd: list[Member]) -> None:
+def test_release_of_nothing_in_particular_is_refused(desk, crowd):
     done = desk.unique("release", "--yes")
 
     assert done.code == 2
@@ -323,7 +317,7 @@ def test_release_of_nothing_in_particular_is_refused(desk: Desk, crowd: list[Mem
     assert len(still_held(desk, crowd)) == COUNT
 
 
-def test_dry_run_tells_and_releases_nothing(desk: Desk, crowd: list[Member]) -> None:
+def test_dry_run_tells_and_releases_nothing(desk, crowd):
     done = desk.unique("release", "--state", "pending", "--dry-run", "--json")
 
     assert done.code == 0
@@ -331,7 +325,7 @@ def test_dry_run_tells_and_releases_nothing(desk: Desk, crowd: list[Member]) -> 
     assert len(still_held(desk, crowd)) == COUNT
 
 
-def test_release_by_task_id_and_by_key(desk: Desk, crowd: list[Member]) -> None:
+def test_release_by_task_id_and_by_key(desk, crowd):
     by_id, by_key = crowd[0], crowd[1]
     before = still_held(desk, crowd)
 
@@ -346,7 +340,7 @@ def test_release_by_task_id_and_by_key(desk: Desk, crowd: list[Member]) -> None:
     assert lookup(key=by_key.key, app=desk.app) is None
 
 
-def test_release_by_task_state_and_age_shows_its_progress(desk: Desk, crowd: list[Member]) -> None:
+def test_release_by_task_state_and_age_shows_its_progress(desk, crowd):
     before = still_held(desk, crowd)
 
     done = desk.unique(
@@ -384,7 +378,7 @@ def sql_desk(
         postgres_server.give_back(url)
 
 
-def test_the_commands_on_sql(sql_desk: Desk) -> None:
+def test_the_commands_on_sql(sql_desk):
     crowd = gather(sql_desk.store, PART)
     waiting_digests = [
         member

@@ -7,12 +7,11 @@ import json
 import pytest
 
 from celery_unique import manifest
-from tests.workers.operating.desk import Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_why_was_my_call_dropped(desk: Desk) -> None:
+def test_why_was_my_call_dropped(desk):
     send = desk.app.send_task
     first = send("shop.rebuild_index", kwargs={"shop_id": 7}, unique=True)
     again = send("shop.rebuild_index", kwargs={"shop_id": 7}, unique=True)
@@ -39,14 +38,14 @@ def test_why_was_my_call_dropped(desk: Desk) -> None:
     assert [row["task_id"] for row in listed.json_lines()] == [first.id]
 
 
-def test_the_manifest_is_that_of_the_app(desk: Desk) -> None:
+def test_the_manifest_is_that_of_the_app(desk):
     done = desk.unique("manifest")
 
     assert done.code == 0
     assert json.loads(done.out) == manifest(desk.app)
 
 
-def test_without_an_app_the_command_says_what_is_missing(desk: Desk) -> None:
+def test_without_an_app_the_command_says_what_is_missing(desk):
     done = desk.unique("list", installed=False)
 
     assert done.code == 2

@@ -48,9 +48,7 @@ def send(desk: Desk, task: str, /, **kwargs: Any) -> Any:
     return desk.app.send_task(f"shop.{task}", kwargs=kwargs, unique=True, **options)
 
 
-def test_release_of_lost_messages_leaves_those_that_a_worker_has(
-    make_desk: Callable[..., Desk],
-) -> None:
+def test_release_of_lost_messages_leaves_those_that_a_worker_has(make_desk):
     desk = make_desk()
     worker = desk.start_worker("rabbit")
     lost = send(desk, "send_digest", user_id=1)
@@ -82,7 +80,7 @@ def test_release_of_lost_messages_leaves_those_that_a_worker_has(
 
 
 @pytest.mark.versions
-def test_a_message_in_a_native_delay_queue_is_not_lost(make_desk: Callable[..., Desk]) -> None:
+def test_a_message_in_a_native_delay_queue_is_not_lost(make_desk):
     """With quorum queues, RabbitMQ and not a worker holds a message until its ETA."""
     desk = make_desk(task_default_queue_type="quorum", task_default_exchange_type="topic")
     desk.start_worker("quorum")
@@ -102,9 +100,7 @@ def test_a_message_in_a_native_delay_queue_is_not_lost(make_desk: Callable[..., 
     assert [f["level"] for f in examined["findings"] if f["check"] == "lost"] == ["note"]
 
 
-def test_what_a_busy_worker_may_hold_is_not_lost_when_another_one_answers(
-    make_desk: Callable[..., Desk],
-) -> None:
+def test_what_a_busy_worker_may_hold_is_not_lost_when_another_one_answers(make_desk):
     desk = make_desk()
     # The task it runs has a lease of its own; what it fetched besides is renewed by its thread.
     desk.start_worker("busy", queues=["operated"], pool="solo")
@@ -123,7 +119,7 @@ def test_what_a_busy_worker_may_hold_is_not_lost_when_another_one_answers(
 
 
 @pytest.mark.versions
-def test_what_a_stopping_worker_holds_is_not_lost(make_desk: Callable[..., Desk]) -> None:
+def test_what_a_stopping_worker_holds_is_not_lost(make_desk):
     """It consumes no more and does not answer; that it renews its leases is all that shows."""
     desk = make_desk()
     worker = desk.start_worker("stopping")

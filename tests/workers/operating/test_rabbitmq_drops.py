@@ -23,8 +23,8 @@ DROPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("drop", DROPS)
 def test_a_message_that_rabbitmq_drops_keeps_its_key_until_that_is_released(
-    drop: str, rabbitmq_url: str, redis_url: str
-) -> None:
+    drop, rabbitmq_url, redis_url
+):
     name = f"drops-{uuid.uuid4().hex[:8]}"
     app = Celery(name, broker=rabbitmq_url, set_as_current=False)
     queue = Queue(name, Exchange(name), routing_key=name, queue_arguments=DROPS[drop])
