@@ -142,7 +142,7 @@ def test_of_several_servers_the_one_that_is_written_to_has_the_locks(cache, redi
         ("django.core.cache.backends.locmem.LocMemCache", {}, "LocMemCache, which is not Redis"),
         ("django.core.cache.backends.dummy.DummyCache", {}, "DummyCache, which is not Redis"),
         ("django.core.cache.backends.db.DatabaseCache", {}, "DatabaseCache, which is not Redis"),
-        ("no.such.Cache", {}, "Django cannot make this cache"),
+        ("no.such.Cache", {}, "Django cannot open it"),
         (
             DJANGO_REDIS,
             {"OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
@@ -172,7 +172,7 @@ def test_any_other_cache_is_refused_with_the_reason(cache, backend, options, rea
         ("django-cache://user:hunter2@locks", "write only the alias"),
         ("django-db://lokcs", "DATABASES has no 'lokcs'. Did you mean 'locks'?"),
         ("django-db://locks?tabel=x", "no option 'tabel'. Did you mean 'table'?"),
-        ("django-db://default", "it is in memory, as Django's tests have it"),
+        ("django-db://default", "it is in memory, as in Django's tests"),
     ],
 )
 def test_a_wrong_alias_or_option_names_the_right_one(django_project, url, reason):
@@ -365,7 +365,7 @@ def test_a_database_without_a_lock_store_is_refused(monkeypatch, vendor, reason)
     wrapper = SimpleNamespace(
         vendor=vendor, display_name=vendor.capitalize(), settings_dict={"NAME": "shop"}
     )
-    monkeypatch.setattr(database, "_connection", lambda alias: wrapper)
+    monkeypatch.setattr(database, "opened", lambda *_: wrapper)
 
     with pytest.raises(ConfigurationError, match=reason):
         open_store("django-db://default")

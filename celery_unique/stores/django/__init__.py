@@ -1,8 +1,8 @@
-"""Lock stores that a Django project has already: its Redis cache, or its database.
+"""Lock stores on servers of a Django project: its Redis cache, or its database.
 
-``django-cache://ALIAS`` is the Redis store on the server of that cache, and
-``django-db://ALIAS`` the SQL store on that database. Both take the address from
-Django's settings and have connections of their own.
+``django-cache://ALIAS`` is the Redis store on the server of that cache, and ``django-db://ALIAS``
+the SQL store on that database. Both read the address from Django's settings, and have connections
+of their own.
 """
 
 from .cache import DjangoCacheStore

@@ -1,7 +1,7 @@
 """``django-cache://ALIAS``: the Redis store on the server of one of Django's caches.
 
-The cache is asked for its server, its options and its key prefix, and then left alone:
-locks are no cache entries, and have neither its serializer nor its time-outs.
+Only the server, the connection options and the key prefix of the cache are used: locks are not
+cache entries, and have neither its serializer nor its time-outs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_unique.stores.base import LockStore
 
-from .aliases import alias_of, check_alias, missing_package, refused, settings_missing
+from .aliases import alias_of, missing_package, opened, refused
 
 SCHEME = "django-cache"
 
@@ -21,64 +21,45 @@ class DjangoCacheStore:
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str = "", timeout_s: float = 2.0) -> LockStore:
-        """The store behind the URL. Connects to nothing yet."""
+        """The store at the URL. Does not connect yet."""
         alias, options = alias_of(url)
         what = f"{SCHEME}://{alias}"
         if options:
             name = next(iter(options))
             raise refused(what, f"it has no options, and {name!r} was given: write only the alias")
         try:
-            cache = _cache(alias)
+            from django.core.cache import caches
+
+            cache = opened(caches, what, "CACHES", "BACKEND")
             pool = _pool(cache, what)
         except ImportError as error:
-            raise missing_package(what, error, "redis") or error from error
+            raise missing_package(what, error) or error from error
         prefix = _key_prefix(cache, what)
         return _store(pool, what, namespace=namespace, timeout_s=timeout_s, key_prefix=prefix)
 
 
-def _cache(alias: str) -> Any:
-    from django.conf import settings
-    from django.core.cache import caches
-    from django.core.exceptions import ImproperlyConfigured
-
-    try:
-        known = list(settings.CACHES)
-    except ImproperlyConfigured:
-        raise settings_missing(SCHEME) from None
-    check_alias(SCHEME, alias, "CACHES", known)
-    try:
-        return caches[alias]
-    except (ImproperlyConfigured, ImportError) as error:
-        what = f"{SCHEME}://{alias}"
-        missing = missing_package(what, error, "redis")
-        raise missing or refused(what, _cannot_make(alias, error)) from error
-
-
-def _cannot_make(alias: str, error: Exception) -> str:
-    cure = f"Give CACHES[{alias!r}] a BACKEND that is installed"
-    return f"Django cannot make this cache: {error}. {cure}"
-
-
 def _pool(cache: Any, what: str) -> Any:
-    """The pool of redis-py's in which the cache keeps connections to write with."""
+    """The pool of redis-py to whose server the cache writes."""
     from django.core.cache.backends.redis import RedisCache
 
+    # Django has imported the backend: if it is not loaded, the cache does not use it.
+    django_redis = sys.modules.get("django_redis.cache")
     if isinstance(cache, RedisCache):
         client = cache._cache
-    elif _is_django_redis(cache):
+    elif django_redis is not None and isinstance(cache, django_redis.RedisCache):
         client = _django_redis_client(cache, what)
     else:
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         raise refused(
             what,
-            f"its backend is {kind}, which is not Redis. Locks need acts that are atomic on a "
-            "server that all processes share: use a cache on django_redis.cache.RedisCache or "
+            f"its backend is {kind}, which is not Redis. Locks need atomic operations on a server "
+            "that all processes share: use a cache on django_redis.cache.RedisCache or "
             "django.core.cache.backends.redis.RedisCache, or another URL",
         )
     try:
         return client.get_client(write=True).connection_pool
     except ValueError:
-        # Its text can repeat a part of the LOCATION, and so of a password.
+        # Without its text, which can contain a part of the LOCATION and so of a password.
         raise refused(
             what,
             "the LOCATION of this cache is not the URL of a Redis server. Write it as "
@@ -88,6 +69,42 @@ def _pool(cache: Any, what: str) -> Any:
         raise refused(
             what, f"its client {type(client).__qualname__} has no pool of connections to one server"
         ) from None
+
+
+def _django_redis_client(cache: Any, what: str) -> Any:
+    from django.core.exceptions import ImproperlyConfigured
+    from django_redis.client import DefaultClient, ShardClient
+
+    try:
+        client = cache.client
+    except ImproperlyConfigured as error:
+        raise refused(what, str(error)) from error
+    if isinstance(client, ShardClient):
+        raise refused(
+            what,
+            "its client is ShardClient, which spreads keys over several servers and moves them "
+            "when the list of servers changes, so that a lock would be free there. Use a cache "
+            "on one server, or with Sentinel",
+        )
+    if not isinstance(client, DefaultClient):
+        raise refused(
+            what,
+            f"its client {type(client).__qualname__} is not DefaultClient, HerdClient or "
+            "SentinelClient of django-redis, and the server of a key is not known",
+        )
+    return client
+
+
+def _key_prefix(cache: Any, what: str) -> str:
+    """The prefix of the cache's keys: KEY_PREFIX and VERSION, or that of its KEY_FUNCTION."""
+    prefix, probe = str(cache.make_key("")), "cu:{0}:probe"
+    if str(cache.make_key(probe)) != prefix + probe:
+        raise refused(
+            what,
+            "its KEY_FUNCTION changes keys in another way than by a prefix, and the locks could "
+            "not be listed",
+        )
+    return prefix
 
 
 def _store(pool: Any, what: str, **options: Any) -> LockStore:
@@ -119,45 +136,3 @@ def _store(pool: Any, what: str, **options: Any) -> LockStore:
     if not isinstance(pool, ConnectionPool):
         raise refused(what, f"its pool {type(pool).__qualname__} leads to more than one server")
     return RedisStore(address_with(pool.connection_class, pool.connection_kwargs), **options)
-
-
-def _is_django_redis(cache: Any) -> bool:
-    # Django has imported the backend, so whoever uses it has it installed.
-    module = sys.modules.get("django_redis.cache")
-    return module is not None and isinstance(cache, module.RedisCache)
-
-
-def _django_redis_client(cache: Any, what: str) -> Any:
-    from django.core.exceptions import ImproperlyConfigured
-    from django_redis.client import DefaultClient, ShardClient
-
-    try:
-        client = cache.client
-    except ImproperlyConfigured as error:
-        raise refused(what, str(error)) from error
-    if isinstance(client, ShardClient):
-        raise refused(
-            what,
-            "its client is ShardClient, which spreads keys over several servers and moves them "
-            "when the list of servers changes, so that a lock would be free there. Use a cache "
-            "on one server, or with Sentinel",
-        )
-    if not isinstance(client, DefaultClient):
-        raise refused(
-            what,
-            f"its client {type(client).__qualname__} is not DefaultClient, HerdClient or "
-            "SentinelClient of django-redis, and where it keeps a key is not known",
-        )
-    return client
-
-
-def _key_prefix(cache: Any, what: str) -> str:
-    """What the cache puts before its keys: KEY_PREFIX and VERSION, or its KEY_FUNCTION's."""
-    prefix, probe = str(cache.make_key("")), "cu:{0}:probe"
-    if str(cache.make_key(probe)) != prefix + probe:
-        raise refused(
-            what,
-            "its KEY_FUNCTION changes keys in another way than by putting something before them, "
-            "and the locks could not be listed",
-        )
-    return prefix
