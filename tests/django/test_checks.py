@@ -114,7 +114,7 @@ def test_the_memory_store_is_a_warning_unless_everything_is_in_one_process():
     [(number, message, hint)] = found(**memory)
 
     assert number == "W002"
-    assert "another one in every process" in message
+    assert "Every process has its own lock store" in message
     assert "django-cache://default" in hint
     assert found(**memory, CELERY_TASK_ALWAYS_EAGER=True) == []
     assert found(**memory, CELERY_BROKER_WRITE_URL="memory://") == []

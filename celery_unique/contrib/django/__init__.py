@@ -1,6 +1,5 @@
 """Unique tasks in a Django project: add this package to ``INSTALLED_APPS``.
 
-The project's Celery app then knows the library, ``CELERY_UNIQUE_*`` in the settings
-configure it, ``manage.py check`` looks at them, ``manage.py celery_unique`` has the
-commands, and the admin site shows the live locks.
+It installs the library in the project's Celery app, reads ``CELERY_UNIQUE_*`` from the settings,
+adds system checks and ``manage.py celery_unique``, and shows the locks in the admin.
 """

@@ -1,4 +1,4 @@
-"""Links to the results that django-celery-results stores, where it is installed."""
+"""Links to the results of django-celery-results, where it is installed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResultLinks:
 
 
 def _result_model(site: Any, request: Any) -> Any:
-    """The model, if it is there, has a page in this admin, and this user may see it."""
+    """The model, if it is installed, has a page in this admin, and this user may see it."""
     if not apps.is_installed("django_celery_results"):
         return None
     model = apps.get_model("django_celery_results", "TaskResult")
@@ -52,5 +52,5 @@ def _result_model(site: Any, request: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Celery stores the repr of its repr: one pair of quotes is enough."""
+    """Remove one pair of quotes: Celery stores the repr of a repr."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text

@@ -1,4 +1,4 @@
-"""What Django runs when it starts."""
+"""The Django app: installs the library and its system checks when Django starts."""
 
 from __future__ import annotations
 

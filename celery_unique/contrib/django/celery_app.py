@@ -1,4 +1,4 @@
-"""The Celery app of a Django project: finding it, and installing the library in it."""
+"""The Celery app of a Django project: finds it, and installs the library in it."""
 
 from __future__ import annotations
 
@@ -10,43 +10,41 @@ from celery_unique.exceptions import ConfigurationError
 from celery_unique.installation import install
 from celery_unique.installation.fixup import FIXUP
 
-#: The name of the app that Celery makes up where a project has none.
+#: The name of the app that Celery creates where a project has none.
 _FALLBACK = "default"
 
 NOT_FOUND = (
-    "No Celery app was found. Make one in a module such as shop/celery.py and import it in "
+    "No Celery app was found. Create one in a module such as shop/celery.py and import it in "
     "shop/__init__.py, as Celery's guide for Django shows."
+)
+SEVERAL = (
+    "There are several Celery apps, and none is the default one. Call set_default() on the "
+    "project's."
 )
 
 
 def install_in_apps() -> None:
-    """Install in every app there is now, and in each that is made later.
+    """Install in every app that exists, and in each that is created later.
 
-    A project's app is there before its Django apps are ready: the package of the settings
-    imports it, or it is the app that called ``django.setup()``.
+    The app of a project exists before its Django apps are ready: the package of the settings
+    imports it, or it has called ``django.setup()``.
     """
     for app in _apps():
         install(app)
-    # As Celery's own support for Django comes to every app.
+    # As Celery adds its own support for Django to every app.
     Celery.builtin_fixups = {*Celery.builtin_fixups, FIXUP}
 
 
 def project_app() -> Any:
-    """The app that the project's tasks belong to, with the library installed.
+    """The app of the project's tasks, with the library installed.
 
-    Where a project has several, it is Celery's default one, as for ``shared_task``.
+    If there are several, it is Celery's default app, as for ``shared_task``.
     """
     app = _state.default_app
     if app is None or _is_fallback(app):
         apps = _apps()
         if len(apps) != 1:
-            raise ConfigurationError(
-                NOT_FOUND
-                if not apps
-                else "There are several Celery apps, and none is the default one. Call "
-                "set_default() on the project's.",
-                setting=None,
-            )
+            raise ConfigurationError(SEVERAL if apps else NOT_FOUND, setting=None)
         [app] = apps
     return install(app)
 

@@ -1,8 +1,4 @@
-"""System checks: what is wrong with the configuration, before a task is called.
-
-They connect to nothing, and each has an id, so that ``SILENCED_SYSTEM_CHECKS`` can
-silence it.
-"""
+"""System checks of the configuration. They do not connect."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _NAMES = (*SETTINGS, *DEFAULT_SETTINGS)
 
 
 def check_project(**_: Any) -> list[CheckMessage]:
-    """All checks. A project without a Celery app has nothing else to look at."""
+    """All checks; in a project without a Celery app, only that."""
     try:
         app = project_app()
     except ConfigurationError as error:
@@ -50,21 +46,21 @@ def _check_names() -> Iterator[CheckMessage]:
             hint = f"Did you mean CELERY_{near.upper()}?" if near else None
             yield Warning(
                 f"{name} is not a setting of celery_unique: nothing reads it.",
-                hint=hint or "The settings reference of celery_unique lists them all.",
+                hint=hint or "The settings reference of celery_unique lists all settings.",
                 id="celery_unique.W001",
             )
 
 
 def _check_prefix(app: Any) -> Iterator[CheckMessage]:
-    """Names without ``CELERY_``. One that resembles none of ours is another app's."""
+    """Names without ``CELERY_``. One that resembles no setting belongs to another app."""
     for name in dir(settings):
         if not name.startswith("UNIQUE_"):
             continue
         near = nearest(name.lower(), _NAMES)
         if near is not None and app.conf.get(near) != getattr(settings, name):
             yield Warning(
-                f"{name} has no effect: Celery reads settings of celery_unique with the prefix "
-                "CELERY_ alone.",
+                f"{name} has no effect: Celery reads settings of celery_unique only with the "
+                "prefix CELERY_.",
                 hint=f"Write {_spelled(near)}.",
                 id="celery_unique.W005",
             )
@@ -109,9 +105,9 @@ def _check_values(app: Any) -> Iterator[CheckMessage]:
         return
     if url.startswith("memory:") and not _stays_in_one_process(app):
         yield Warning(
-            "The lock store memory:// is another one in every process, so a call in the web "
-            "process does not see a lock that was taken by a worker or by another web process.",
-            hint=f"Outside tests, set {PREFIX}STORE_URL to a store that they share, such as "
+            "Every process has its own lock store memory://, so a call in the web process does not "
+            "see a lock of a worker or of another web process.",
+            hint=f"Outside tests, set {PREFIX}STORE_URL to a shared store, such as "
             "'redis://localhost:6379/1', 'django-cache://default' or 'django-db://default'.",
             id="celery_unique.W002",
         )
@@ -127,7 +123,7 @@ def _store_error(error: Exception, url: str) -> CheckMessage:
 
 
 def _stays_in_one_process(app: Any) -> bool:
-    """Tests: tasks run where they are called, or the broker is in this process as well."""
+    """Whether tasks run where they are called, or the broker is in this process, as in tests."""
     broker = app.conf.broker_write_url
     return bool(app.conf.task_always_eager) or str(broker).startswith("memory:")
 

@@ -1,4 +1,4 @@
-"""A model without a table: it gives the admin's page its place and its permissions."""
+"""A model without a table, for the admin's page and its permissions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from django.db import models
 
 
 class NoLocks(models.Manager):
-    """Locks are in the lock store: to dumpdata and others who ask the database, there are none."""
+    """Empty: locks are in the lock store, and dumpdata must not query the database for them."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()
 
 
 class Lock(models.Model):
-    """A lock, as far as the admin needs to name it."""
+    """A lock, as the log of the admin names it."""
 
     key = models.CharField(primary_key=True, max_length=100)
     task_name = models.CharField(max_length=255)
@@ -26,7 +26,7 @@ class Lock(models.Model):
     class Meta:
         app_label = "celery_unique"
         managed = False
-        # Not the name of the SQL store's table.
+        # Not the table of the SQL store.
         db_table = "celery_unique_no_table"
         base_manager_name = "objects"
         verbose_name = "lock"

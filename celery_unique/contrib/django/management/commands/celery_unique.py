@@ -20,11 +20,11 @@ NAME = "celery_unique"
 
 class Command(BaseCommand):
     help = "Show which tasks hold the keys of unique tasks, and free keys: as celery -A app unique."
-    #: What is wrong with the configuration is what one of the commands is there to tell.
+    #: ``doctor`` reports a wrong configuration.
     requires_system_checks: Sequence[str] = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """The command line as it stands, so that options and exit codes are the same."""
+        """Pass the command line on unchanged, so that options and exit codes are the same."""
         ours, rest = _djangos_options().parse_known_args(argv[2:])
         program = f"{Path(argv[0]).name} {argv[1]}"
         sys.exit(_run(rest, program, no_color=ours.no_color))
@@ -37,7 +37,7 @@ class Command(BaseCommand):
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
     def handle(self, *_: Any, **options: Any) -> None:
-        # The streams themselves: Django's wrapper would end each piece of output with a new line.
+        # The streams themselves: Django's wrapper would end each write with a new line.
         with redirect_stdout(self.stdout._out), redirect_stderr(self.stderr._out):
             code = _run(options["arguments"], f"manage.py {NAME}", no_color=options["no_color"])
         if code:
@@ -54,7 +54,7 @@ def _run(arguments: Sequence[str], program: str, *, no_color: bool = False) -> i
 
 
 def _djangos_options() -> argparse.ArgumentParser:
-    """Options that every command of manage.py takes; Django has acted on them already."""
+    """Options of every command of manage.py; Django has applied them already."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--settings")
     parser.add_argument("--pythonpath")
