@@ -9,7 +9,11 @@ release uses: none of another type or size gets past it.
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,19 +21,31 @@ from typing import Any, NamedTuple
 HEADER = "celery_unique"
 VERSION = 1
 
+#: Differs between two lives of a process with the same worker name and process id.
+BOOT = f"{time.time_ns():x}"
+_counter = itertools.count()
+
 
 class DeliveryName(NamedTuple):
     """The name of one delivery of a message: ``worker/process/boot/number``."""
 
     worker: str
-    process: str = ""
+    process: str = ""  # the worker's main process
     boot: str = ""
     number: str = ""
+
+    @classmethod
+    def new(cls, worker: str | None) -> DeliveryName:
+        name = worker or socket.gethostname()
+        return cls(name, str(os.getpid()), BOOT, str(next(_counter)))
 
     @classmethod
     def parse(cls, name: str) -> DeliveryName:
         """Of any text: a worker's name may contain a slash, and other programs write records."""
         return cls(*name.rsplit("/", 3))
+
+    def __str__(self) -> str:
+        return "/".join(self)
 
 
 @dataclass(slots=True)

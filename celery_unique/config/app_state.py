@@ -82,10 +82,6 @@ class AppState:
         """A call made in this process follows that task, which may run here and be over."""
         self.joined.remember(holder_id, None)
 
-    def was_joined_here(self, holder_id: str) -> bool:
-        """Whether one did so since this was last asked."""
-        return self.joined.pop(holder_id, holder_id) is None
-
     @property
     def settings(self) -> UniqueSettings:
         """The settings, read again after somebody has changed the app's configuration."""

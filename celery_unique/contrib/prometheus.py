@@ -330,12 +330,8 @@ class _WorkerService:
 def _held_locks(worker: Any) -> Iterator[Metric]:
     from celery_unique.worker.held_requests import held_requests
 
-    held = [
-        request
-        for request in held_requests(worker)
-        if getattr(request, "unique_lock", None) is not None
-    ]
-    running = sum(1 for request in held if request.unique_started)
+    held = held_requests(worker)
+    running = sum(1 for request in held if request.unique_delivery.started)
     family = GaugeMetricFamily(
         "celery_unique_held_locks",
         "Locks of the messages that a worker holds",

@@ -21,7 +21,7 @@ from celery_unique.config.leases import delay_ms, expires_ms
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.header import HEADER, LockHeader
 
-from .continuations import BODY_OVER
+from .continuations import IN_BODY
 
 VERSION = 1
 
@@ -193,7 +193,7 @@ class FollowerCall:
         if "ignore_result" in options:  # else the task decides
             request.ignore_result = options["ignore_result"]
         # What is published in its name continues a task that has ended.
-        request.__dict__[BODY_OVER] = True
+        request.__dict__[IN_BODY] = False
         return request
 
     def publish(self, app: Any) -> None:

@@ -21,8 +21,9 @@ from celery_unique.exceptions import CeleryUniqueError
 logger = logging.getLogger("celery_unique")
 
 
-#: Set on a request when its body has ended: what it publishes now continues it.
-BODY_OVER = "unique_body_over"
+#: On a request while its body runs: True. False when it has ended: what the request publishes
+#: then continues it.
+IN_BODY = "unique_in_body"
 
 #: Celery's own tasks whose whole body is to publish the body of somebody's chord.
 PUBLISH_FOR_OTHERS = ("celery.chord_unlock",)
@@ -48,7 +49,7 @@ class finishing:  # noqa: N801  used as a function is, in a with statement
 def continues(request: Any) -> bool:
     """Whether a publish made now continues a task that has ended."""
     if request is not None and (
-        request.__dict__.get(BODY_OVER) or request.task in PUBLISH_FOR_OTHERS
+        request.__dict__.get(IN_BODY) is False or request.task in PUBLISH_FOR_OTHERS
     ):
         return True
     finishing_now = getattr(_this_thread, "finishing", None)

@@ -71,7 +71,7 @@ def _complete(
     try:
         complete(app_state.app, call_of(app_state, message), outcome)
     except Exception:
-        logger.exception("task %s does not have its outcome yet; it is tried again", follower_id)
+        logger.exception("task %s does not have its outcome yet; it is retried", follower_id)
         return False
     # Only now: a crash before this completes it once more, instead of never.
     app_state.store.complete_follower(key, follower_id)
@@ -124,7 +124,7 @@ class _Round:
         try:
             return call_of(self._app_state, orphan.message)
         except Exception:
-            logger.exception("the message of task %s cannot be read here", orphan.follower_id)
+            logger.exception("cannot read the message of task %s", orphan.follower_id)
             return None
 
     def _take_care_of(self, orphan: Orphan, call: FollowerCall) -> bool:

@@ -16,7 +16,7 @@ from celery_unique.exceptions import CeleryUniqueError, ConfigurationError
 from celery_unique.publish.before_publish import before_publish
 from celery_unique.publish.results import result_class
 from celery_unique.publish.stored_meta import carry_in
-from celery_unique.worker.body import connect_body_end
+from celery_unique.worker.release_signals import ReleaseSignals
 
 from .definitions import Definitions
 from .wrap_task import wrap_task
@@ -52,7 +52,8 @@ class UniqueFixup:
         signals.worker_process_shutdown.connect(
             self.on_worker_process_shutdown, dispatch_uid=object()
         )
-        self._keep_alive.append(connect_body_end(self.app_state))
+        self.release_signals = ReleaseSignals(self.app_state)
+        self.release_signals.connect()
 
     def on_celeryd_init(self, instance: Any = None, **_: Any) -> None:
         """Runs before Celery makes the broker's transport, which fails without the redis package

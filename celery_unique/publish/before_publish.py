@@ -16,6 +16,7 @@ from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.policy.layers import OPTIONS_OF_CELERY, take_call_options
+from celery_unique.worker.body import delivery_of
 
 from .coordinator import UniqueTaskCoordinator
 from .joining import fails_under_its_id, prepare_to_join, share_outcome
@@ -195,5 +196,7 @@ def _continue(
     result = send_task(name, args, kwargs, **sent_options)
     request = current_request(app_state)
     if request is not None and request.id == options.get("task_id"):
-        request.unique_goes_on_in_ms = delay_ms(app_state.app, options)
+        delivery = delivery_of(app_state, app_state.app.current_worker_task, request)
+        if delivery is not None:
+            delivery.continues_in_ms = delay_ms(app_state.app, options)
     return result

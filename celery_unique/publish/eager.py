@@ -192,7 +192,7 @@ def _run_held(app_state: AppState, task: Any, run: Apply, header: LockHeader) ->
     task_id = header.task_id
     delivery = f"{socket.gethostname()}/{os.getpid()}/eager/{task_id}"
     header = replace(header, delivery=delivery)
-    app_state.part(WorkerLockClient).start(header, task.name, delivery, acks_late=False)
+    app_state.part(WorkerLockClient).start(header, task.name, acks_late=False)
     end = State.DISCARDED
     result = None
     try:

@@ -22,8 +22,6 @@ from celery_unique.keys.digest import short_key
 
 logger = logging.getLogger("celery_unique")
 
-#: On a request whose lock was released: how many calls its task has answered.
-DUPLICATES = "unique_duplicates"
 #: On the request of a task that was superseded: the id that replaced it.
 SUPERSEDED_BY = "unique_superseded_by"
 
@@ -57,14 +55,20 @@ def read(meta: Mapping[str, Any]) -> StoredUnique | None:
 
 def facts_of(request: Any) -> dict[str, Any] | None:
     """What is to be stored with the result of this request; None where it is not unique."""
-    header = LockHeader.from_message(getattr(request, HEADER, None))
-    if header is None or header.task_id != request.id:
-        return None
+    delivery = getattr(request, "unique_delivery", None)  # in a worker
+    if delivery is not None:
+        header = delivery.header
+    else:
+        header = LockHeader.from_message(getattr(request, HEADER, None))
+        if header is None or header.task_id != request.id:
+            return None
     facts: dict[str, Any] = {"key": short_key(header.key), "outcome": header.outcome or "created"}
-    for name, attribute in (("duplicates", DUPLICATES), ("superseded_by", SUPERSEDED_BY)):
-        value = request.__dict__.get(attribute)
-        if value is not None:
-            facts[name] = value
+    duplicates = getattr(delivery, "duplicates", None)
+    if duplicates is not None:
+        facts["duplicates"] = duplicates
+    superseded_by = getattr(delivery, "superseded_by", request.__dict__.get(SUPERSEDED_BY))
+    if superseded_by is not None:
+        facts["superseded_by"] = superseded_by
     return facts
 
 

@@ -72,7 +72,7 @@ class UniqueLocks:
         """As if a worker had begun to run the task of this result."""
         header = LockHeader(result.id, _key_of(result), delivery=self._delivery(result))
         holding = state_of(self.app).part(WorkerLockClient)
-        verdict = holding.start(header, self._name(result), header.delivery, False).verdict
+        verdict = holding.start(header, self._name(result), False).verdict
         if verdict != "run":
             raise AssertionError(f"task {result.id} may not start now: {verdict}")
         self._deliveries[result.id] = header

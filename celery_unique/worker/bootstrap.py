@@ -1,4 +1,5 @@
-"""What a worker process does with Celery's signals, for one installed app."""
+"""Connects a worker to the locks of an installed app: its start, its shutdown, and the messages
+that never become a task."""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ from celery.worker.control import Panel
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.header import HEADER, LockHeader
+from celery_unique.header import HEADER, DeliveryName, LockHeader
 from celery_unique.publish.revoke import cancel
-from celery_unique.stores.record import State
 from celery_unique.worker import remote_control  # noqa: F401  makes unique_held known
 
-from .gate import new_delivery
+from .deliveries import Deliveries
+from .delivery import ENDS, End
 from .held_requests import held_requests
 from .lock_client import WorkerLockClient
 from .reaper import Reaper
 from .renewal import Renewer
-from .request import give_gate
+from .request import use_unique_requests
 
 
 class WorkerBootstrap:
-    """Connects one worker to the app's locks. Kept alive by the app's fixup, since
-    Celery's signals hold their receivers weakly."""
+    """For one worker. Kept alive by the app's fixup, since Celery's signals hold their receivers
+    weakly."""
 
     def __init__(self, app_state: AppState, worker: Any) -> None:
         self._app_state = app_state
@@ -37,7 +38,7 @@ class WorkerBootstrap:
     def connect(self) -> None:
         for name, task in self._app_state.app.tasks.items():
             if not name.startswith("celery."):
-                give_gate(task)
+                use_unique_requests(task)
         for signal, receiver in (
             (signals.worker_ready, self._on_ready),
             (signals.worker_shutting_down, self._on_shutting_down),
@@ -48,30 +49,31 @@ class WorkerBootstrap:
         ):
             # Named: up to 5.6, Celery takes the methods of two workers for one receiver.
             signal.connect(receiver, dispatch_uid=object())
-        self._hear_revokes()
+        self._wrap_revoke()
 
-    def _hear_revokes(self) -> None:
-        """A revoke that was sent by somebody without this library: free the keys of the
+    def _wrap_revoke(self) -> None:
+        """A revoke may be sent by a process without this library: release the keys of the
         messages that this worker holds and has not started."""
         original = Panel.data["revoke"]
 
         def revoke(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
             reply = original(state, task_id, *args, **kwargs)
             if state.app is self._app_state.app:
-                self._free_held(set(maybe_list(task_id) or ()))
+                self._release_held(set(maybe_list(task_id) or ()))
             return reply
 
         Panel.data["revoke"] = revoke
 
-    def _free_held(self, task_ids: set[str]) -> None:
+    def _release_held(self, task_ids: set[str]) -> None:
         for request in held_requests(self._worker):
-            lock = getattr(request, "unique_lock", None)
-            if lock is not None and request.id in task_ids and not request.unique_started:
+            delivery = request.unique_delivery
+            if request.id in task_ids and not delivery.started:
+                key = delivery.header.key
                 try:
-                    cancel(self._app_state, lock.key, lock.task_id)
+                    cancel(self._app_state, key, request.id)
                 except StoreUnavailable as error:
                     reporting.store_error(
-                        self._app_state.app, "cancel", error, request.name, request.id, lock.key
+                        self._app_state.app, "cancel", error, request.name, request.id, key
                     )
 
     def _on_ready(self, sender: Any = None, **_: Any) -> None:
@@ -80,9 +82,9 @@ class WorkerBootstrap:
             self._renewer.start()
             self._reaper = Reaper(self._app_state)
             self._reaper.start()
-            self._hear_decode_errors(sender)
+            self._wrap_decode_errors(sender)
 
-    def _hear_decode_errors(self, consumer: Any) -> None:
+    def _wrap_decode_errors(self, consumer: Any) -> None:
         """A body that cannot be read: Celery drops the message and sends no signal."""
         original = consumer.on_decode_error
 
@@ -100,17 +102,22 @@ class WorkerBootstrap:
     def _on_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self._renewer is not None:
             self._renewer.stop()
-            self._renewer.returned()
+            self._renewer.return_unstarted()
             self._renewer = None
         if self._reaper is not None:
             self._reaper.stop()
             self._reaper = None
-        self._app_state.part(WorkerLockClient).pool_is_gone()
+        # The pool is gone. What it has not taken goes back to the queue, and must not wait
+        # there for the lease of a delivery that never ran.
+        on_the_way = self._app_state.part(Deliveries).on_the_way
+        while on_the_way:
+            on_the_way.popitem()[1].keep()
         self._app_state.part(WorkerLockClient).events.flush()
 
     def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:
-        if getattr(request, "unique_lock", None) is not None:
-            request.received_by(sender)
+        delivery = getattr(request, "unique_delivery", None)
+        if delivery is not None:
+            delivery.received_by(sender)
             if self._renewer is not None:
                 self._renewer.received(request)
 
@@ -123,15 +130,16 @@ class WorkerBootstrap:
         """The message cannot become a task here, and was dropped."""
         headers = getattr(message, "headers", None) or {}
         header, wrong = LockHeader.read(headers.get(HEADER))
-        task_name, holding = str(headers.get("task")), self._app_state.part(WorkerLockClient)
+        task_name, client = str(headers.get("task")), self._app_state.part(WorkerLockClient)
         if wrong:
             reporting.unreadable_header(
                 self._app_state.app, task_name, str(headers.get("id")), wrong, runs=False
             )
         if header is None or header.task_id != headers.get("id"):
             return
-        header = header.received_as(new_delivery(getattr(sender, "hostname", None)))
-        state = State.DISCARDED
-        finished = holding.finish(header, task_name, state, backstop=True, rejected=rejected)
+        header = header.received_as(str(DeliveryName.new(getattr(sender, "hostname", None))))
+        state = ENDS[End.UNUSABLE][1]
+        assert state is not None
+        finished = client.finish(header, task_name, state, backstop=True, rejected=rejected)
         if finished.settle:
-            holding.settle(header, task_name, state, rejected=rejected)
+            client.settle(header, task_name, state, rejected=rejected)

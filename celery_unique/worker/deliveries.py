@@ -1,34 +1,37 @@
-"""Ends that the store has not heard of.
+"""What this process knows of its deliveries, beside what Celery's requests carry.
 
-The process that runs a body gives its lock back and, while the store is away, tries again
-in the background. A process of the pool that is killed or replaced meanwhile takes that
-with it: then the worker's main process, which saw the task end, gives the lock back.
+The process that runs a body releases its lock and, while the store is unavailable, retries that
+in the background. A process of the pool that is killed or replaced meanwhile takes that with it:
+then the worker's main process, which saw the task end, records the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_unique import reporting
 from celery_unique.header import LockHeader
+from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.circuit_breaker import OPEN_FOR_S
 
 if TYPE_CHECKING:
-    from .lock_client import WorkerLockClient
+    from celery_unique.config.app_state import AppState
+
+    from .delivery import Delivery
 
 REMEMBERED = 10_000
-#: A store that failed is left alone for a while by each process that saw it fail.
+#: A store that failed is skipped for a while by each process that saw it fail.
 RECENT_S = 2 * OPEN_FOR_S
 #: How long the process that ran the body has, once the store answers again.
 PATIENCE_S = 3.0
 
 
 @dataclass(slots=True)
-class _Body:
+class Body:
+    """A body that began in the pool, until it is certain that its end is recorded."""
+
     header: LockHeader
     task_name: str
     began_at: float
@@ -36,41 +39,39 @@ class _Body:
     gone_since: float = 0.0
 
 
-class UnreportedEnds:
-    """Which bodies began in this worker, until it is certain that their end was told."""
-
+class Deliveries:
     def __init__(self) -> None:
-        self._bodies: OrderedDict[str, _Body] = OrderedDict()
+        #: Let through the gate, and not taken by a process or thread of the pool, as far as is
+        #: known. Bounded, since Celery drops some when it reconnects.
+        self.on_the_way: BoundedDict[str, Delivery] = BoundedDict(REMEMBERED)
+        #: Finished, with messages that the event loop has yet to acknowledge. Until they are
+        #: settled, a second delivery of the message must find the first alive.
+        self.unacknowledged: BoundedDict[str, Delivery] = BoundedDict(REMEMBERED)
+        #: Begun in processes of the pool. A body in a thread of this one records its own end.
+        self.bodies: BoundedDict[str, Body] = BoundedDict(REMEMBERED)
 
-    def began(self, header: LockHeader, task_name: str) -> None:
-        self._bodies[header.delivery] = _Body(header, task_name, time.monotonic())
-        while len(self._bodies) > REMEMBERED:
-            self._bodies.popitem(last=False)
+    @classmethod
+    def of(cls, app_state: AppState) -> Deliveries:
+        return cls()
 
-    def goes_on(self, delivery: str) -> None:
-        """A retry, or a message that goes back to the queue: the key is not free."""
-        self._bodies.pop(delivery, None)
+    def flush(self) -> None:
+        """Nothing of this waits for anything."""
 
-    def rejected(self, delivery: str) -> None:
-        """Its message was rejected, and may come back from a dead letter exchange."""
-        if delivery in self._bodies:
-            self._bodies[delivery].rejected = True
+    def body_began(self, header: LockHeader, task_name: str) -> None:
+        self.bodies.remember(header.delivery, Body(header, task_name, time.monotonic()))
 
-    def look(self, holding: WorkerLockClient, held: Container[str]) -> None:
-        """Told every few seconds which deliveries the worker still has."""
+    def unrecorded(self, failed_at: float, held: Container[str]) -> list[Body]:
+        """The bodies whose end the process that ran them has not recorded: looked for every few
+        seconds, with the deliveries that the worker still has, and when the store last failed."""
         now = time.monotonic()
-        for delivery, body in list(self._bodies.items()):
-            if delivery in held:
+        unrecorded = []
+        for name, body in list(self.bodies.items()):
+            if name in held:
                 continue
-            # Told already, or retried in this very process; or there was no reason to fail.
-            if holding.has_ended_here(delivery) or holding.failed_at < body.began_at - RECENT_S:
-                self.goes_on(delivery)
+            if failed_at < body.began_at - RECENT_S:  # there was no reason to fail
+                self.bodies.pop(name, None)
                 continue
             body.gone_since = body.gone_since or now
-            if now - max(holding.failed_at, body.gone_since) > PATIENCE_S:
-                self._end(holding, body)
-                self.goes_on(delivery)
-
-    def _end(self, holding: WorkerLockClient, body: _Body) -> None:
-        if holding.end_for_another(body.header, body.task_name, rejected=body.rejected):
-            reporting.released_for_pool(body.task_name, body.header.task_id)
+            if now - max(failed_at, body.gone_since) > PATIENCE_S:
+                unrecorded.append(body)
+        return unrecorded

@@ -1,8 +1,8 @@
-"""What this worker knows of the calls that follow the tasks in its hands.
+"""Copies of the calls that follow the tasks of this worker.
 
 Followers are kept in the lock store alone, and a store can lose its data: by a flush, a restart
-without persistence, an eviction, a fail-over. So each round of renewing that finds another number
-of followers than are known here reads them. When the task is over, those that the store no longer
+without persistence, an eviction, a fail-over. So each renewal that returns another number of
+followers than are known here reads them. When the task has ended, those that the store no longer
 has, and that have no result, become its followers again, and are completed from its result.
 
 Called from the renewing thread only.
@@ -35,9 +35,9 @@ MOST_CHARACTERS = 16 * 1024 * 1024
 @dataclass(slots=True)
 class _Known:
     lock: LockHeader
-    count: int = 0  # as the store said last
+    count: int = 0  # as the store returned last
     messages: dict[str, str] = field(default_factory=dict)
-    #: The store has said that the lock is gone while the task was not known to have ended.
+    #: The store has reported that the lock is gone while the task was not known to have ended.
     lost: bool = False
 
 
@@ -47,7 +47,7 @@ class KnownFollowers:
         self._known: dict[str, _Known] = {}  # by delivery
         self._is_full = False
 
-    def see(self, lock: LockHeader, followers: int) -> None:
+    def renewed(self, lock: LockHeader, followers: int) -> None:
         """The lease of this task is renewed, and so many calls follow it."""
         known = self._known.get(lock.delivery)
         if followers == (known.count if known else 0):
@@ -55,7 +55,7 @@ class KnownFollowers:
         if known is None:
             known = self._known[lock.delivery] = _Known(lock)
         if followers > known.count and self._has_room(followers):
-            # One that is gone stays known: it has its result, or else is looked for at the end.
+            # One that is gone stays known: it has its result, or else is checked at the end.
             store = self._app_state.store
             for follower_id, follower in store.followers(lock.key, lock.task_id):
                 known.messages[follower_id] = follower.message
@@ -66,14 +66,14 @@ class KnownFollowers:
         if known := self._known.get(lock.delivery):
             known.lost = True
 
-    def look(self, held: Container[str]) -> None:
-        """Look for the followers of each task that this worker has no more."""
+    def check(self, held: Container[str]) -> None:
+        """Restore the lost followers of each task that this worker has no more."""
         problem: StoreUnavailable | None = None
         for delivery in [each for each in self._known if each not in held]:
             try:
-                self._look_for(self._known[delivery])
+                self._restore(self._known[delivery])
             except StoreUnavailable as error:
-                problem = error  # looked for again in the next round
+                problem = error  # retried in the next round
             else:
                 del self._known[delivery]
         if problem is not None:
@@ -87,17 +87,17 @@ class KnownFollowers:
         if not fits and not self._is_full:
             self._is_full = True
             logger.warning(
-                "this worker keeps no copies of more than %d calls that follow its tasks (said "
-                "once): if the lock store loses its data, the others are lost",
+                "this worker keeps no copies of more than %d calls that follow its tasks "
+                "(logged once): if the lock store loses its data, the others are lost",
                 MOST_FOLLOWERS,
             )
         return fits
 
-    def _look_for(self, known: _Known) -> None:
+    def _restore(self, known: _Known) -> None:
         if not known.messages:
             return
         app_state, lock = self._app_state, known.lock
-        # In this order: one that is completed meanwhile has its result when that is asked for.
+        # In this order: one that is completed meanwhile has its result when that is read.
         stored = {follower_id for follower_id, _ in app_state.store.followers(lock.key)}
         missing = [i for i in known.messages if i not in stored and self._is_lost(known, i)]
         for follower_id in missing:
@@ -119,8 +119,8 @@ class KnownFollowers:
             reap_orphans(app_state, lock.key)
 
     def _is_lost(self, known: _Known, follower_id: str) -> bool:
-        """Whether it has no result. Where nobody can tell that, it is taken for completed,
-        unless the store was seen without the lock of its task."""
+        """Whether it has no result. Where that cannot be read, it is taken for completed, unless
+        the store was seen without the lock of its task."""
         call = self._call_of(known, follower_id)
         if call is None:
             return False
@@ -131,5 +131,5 @@ class KnownFollowers:
         try:
             return call_of(self._app_state, known.messages[follower_id])
         except Exception:
-            logger.exception("the message of task %s cannot be read here", follower_id)
+            logger.exception("cannot read the message of task %s", follower_id)
             return None

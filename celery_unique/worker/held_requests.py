@@ -1,3 +1,5 @@
+"""The messages that a worker holds, wherever Celery keeps their requests."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -7,9 +9,10 @@ from celery.worker import state as worker_state
 
 
 def held_requests(worker: Any) -> list[Any]:
-    """Every request whose message this worker holds, once: running, reserved, scheduled
-    for an ETA, held back at the gate, or waiting for a rate limit."""
-    return list({id(request): request for request in _all_places(worker)}.values())
+    """Every request of a unique message that this worker holds, once: running, reserved,
+    scheduled for an ETA, held back at the gate, or waiting for a rate limit."""
+    found = {id(request): request for request in _all_places(worker)}.values()
+    return [each for each in found if getattr(each, "unique_delivery", None) is not None]
 
 
 def _all_places(worker: Any) -> Iterator[Any]:
@@ -21,10 +24,10 @@ def _all_places(worker: Any) -> Iterator[Any]:
     consumer = getattr(worker, "consumer", None)
     timer = getattr(consumer, "timer", None)
     for entry in _copy(getattr(getattr(timer, "schedule", None), "queue", ())):
-        yield from _requests_in(getattr(entry.entry, "args", ()))
+        yield from getattr(entry.entry, "args", None) or ()
     for bucket in _copy(getattr(consumer, "task_buckets", {}).values()):
         for item in _copy(getattr(bucket, "contents", ())):
-            yield from _requests_in(item)
+            yield from item or ()
 
 
 def _copy(collection: Iterable[Any]) -> list[Any]:
@@ -32,9 +35,5 @@ def _copy(collection: Iterable[Any]) -> list[Any]:
     while True:
         try:
             return list(collection)
-        except RuntimeError:  # changed size during iteration: once more
+        except RuntimeError:  # changed size during iteration
             continue
-
-
-def _requests_in(values: Any) -> Iterator[Any]:
-    return (value for value in values or () if hasattr(value, "unique_lock"))

@@ -1,7 +1,7 @@
-"""What Flower and other monitors are told about unique tasks, as Celery events.
+"""Celery events about unique tasks, for Flower and other monitors.
 
-A duplicate was never published, so no worker would ever speak of it: the worker that ran
-its holder does, once the holder has ended and the store has said how many there were.
+A duplicate was never published, so no worker would report it: the worker that ran its holder
+does, once the holder has ended and the store has returned how many there were.
 Every row has an id of its own. An event under the holder's id would overwrite the holder's
 state, and one from a client would look like another worker.
 """
@@ -39,13 +39,6 @@ def shown_as_unique(key: str) -> str:
     return f"unique, key {short_key(key)}"
 
 
-def sends_events(eventer: Any, task: Any) -> bool:
-    """Whether this worker sends the events of this task: Celery's own switches."""
-    if eventer is None or not eventer.enabled or not task.send_events:
-        return False
-    return not eventer.groups or "task" in eventer.groups
-
-
 @dataclass(frozen=True, slots=True)
 class Duplicates:
     """The calls that one holder has answered."""
@@ -67,14 +60,14 @@ class Duplicates:
 
     def _row(self, which: str, text: str) -> dict[str, Any]:
         return {
-            # The same again if an end is told twice, which happens: not one more row then.
+            # The same again if an end is reported twice, which happens: not one more row then.
             "uuid": str(uuid.uuid5(_NAMESPACE, f"{self.holder_id}/{which}")),
             "name": self.task_name,
             "parent_id": self.holder_id,
             "result": text,
             "args": "",
             "kwargs": "",
-            # When the worker heard of it. When the call was made, only its caller knows.
+            # When the worker was notified. When the call was made, only its caller knows.
             "received": time.time(),
         }
 
@@ -96,18 +89,18 @@ class DuplicateEvents:
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def tell(self, header: LockHeader, task_name: str, number: int) -> None:
+    def send(self, header: LockHeader, task_name: str, number: int) -> None:
         """The holder has ended, and this many calls were duplicates of it."""
         if not number or not header.watched:
             return
         hostname = DeliveryName.parse(header.delivery).worker
-        told = Duplicates(task_name, header.task_id, header.key, hostname, number)
+        duplicates = Duplicates(task_name, header.task_id, header.key, hostname, number)
         with self._mutex:
             if len(self._waiting) >= WAITING:
                 logger.warning("the broker does not answer: monitors miss duplicates")
                 return
-            self._waiting.append(told)
-            # Not alive: a signal came before it was started, and nobody would start it.
+            self._waiting.append(duplicates)
+            # Not alive: a signal came before it was started, and no other call would start it.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._work, name="celery_unique.events", daemon=True
@@ -126,22 +119,22 @@ class DuplicateEvents:
                 if not self._waiting:
                     self._thread = None
                     return
-                told = self._waiting.popleft()
+                duplicates = self._waiting.popleft()
             try:
-                self._send(told)
+                self._send(duplicates)
             except Exception as error:  # noqa: BLE001  whatever the broker's client raises
                 logger.warning(
                     "monitors miss the %d duplicates of task %s: %s",
-                    told.number,
-                    told.holder_id,
+                    duplicates.number,
+                    duplicates.holder_id,
                     error,
                 )
 
-    def _send(self, told: Duplicates) -> None:
-        with self._app.events.default_dispatcher(hostname=told.hostname) as dispatcher:
+    def _send(self, duplicates: Duplicates) -> None:
+        with self._app.events.default_dispatcher(hostname=duplicates.hostname) as dispatcher:
             # One message for all of them, as the worker sends its own events.
             dispatcher.buffer_group = frozenset({"task"})
             dispatcher.buffer_limit = ROWS + 2
-            for row in told.rows():
+            for row in duplicates.rows():
                 dispatcher.send(DUPLICATE, **row)
             dispatcher.flush()

@@ -1,7 +1,7 @@
-"""Looks after followers whose task is gone: killed with its worker, or never published.
+"""Reaps followers whose task is gone: killed with its worker, or never published.
 
-In a thread of its own, which also does for the worker's main loop what that must not wait
-for. Each round costs one look at what is due, however many locks there are.
+Runs in a thread of its own, which also runs the jobs that the worker's main loop must not wait
+for. Each round costs one query for what is due, however many locks there are.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .lock_client import WorkerLockClient
 logger = logging.getLogger("celery_unique")
 
 
-#: A dead holder's lease is noticed within a third of it.
-LOOKS_PER_LEASE = 3
-#: So that workers that started together do not look together for ever.
+#: The lapse of a dead holder's lease is noticed within a third of it.
+ROUNDS_PER_LEASE = 3
+#: So that workers that started together do not reap together for ever.
 JITTER = 0.25
-#: Each shows some of what is due; a key that was looked at is not due for a while.
-ROUNDS = 100
+#: Each query returns some of what is due; a key that was reaped is not due for a while.
+QUERIES = 100
 #: How long a stopping worker waits for what its main loop has left to do.
 LAST_JOBS_S = 5.0
 
@@ -52,7 +52,7 @@ class Reaper:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is left is done by other workers, once this one's leases have lapsed."""
+        """Other workers do what is left, once the leases of this one have lapsed."""
         self._app_state.background = None
         self._stopping = True
         self._wake.set()
@@ -60,7 +60,7 @@ class Reaper:
             self._thread.join(LAST_JOBS_S)
 
     def submit(self, job: Job) -> bool:
-        """Carry ``job`` out soon. False: it is too late for that."""
+        """Run ``job`` soon. False: the thread is stopping."""
         if self._stopping or os.getpid() != self._pid:  # a forked child has no such thread
             return False
         self._jobs.append(job)
@@ -68,37 +68,37 @@ class Reaper:
         return True
 
     def _work(self) -> None:
-        look_at = time.monotonic() + self._pause_s()
+        reap_at = time.monotonic() + self._pause_s()
         while not (self._stopping and not self._jobs):
-            self._wake.wait(max(0.0, look_at - time.monotonic()))
+            self._wake.wait(max(0.0, reap_at - time.monotonic()))
             self._wake.clear()
             while self._jobs:
-                self._carry_out(self._jobs.popleft())
-            if time.monotonic() >= look_at and not self._stopping:
-                self._carry_out(self.look)
-                look_at = time.monotonic() + self._pause_s()
+                self._run(self._jobs.popleft())
+            if time.monotonic() >= reap_at and not self._stopping:
+                self._run(self.reap)
+                reap_at = time.monotonic() + self._pause_s()
 
     def _pause_s(self) -> float:
         run_s = self._app_state.leases.run_ms / 1000
-        return run_s / LOOKS_PER_LEASE * random.uniform(1 - JITTER, 1 + JITTER)
+        return run_s / ROUNDS_PER_LEASE * random.uniform(1 - JITTER, 1 + JITTER)
 
-    def _carry_out(self, job: Job) -> None:
+    def _run(self, job: Job) -> None:
         try:
             job()
         except StoreUnavailable as error:
             reporting.store_error(self._app_state.app, "reap", error, "", "", "")
         except Exception:
             # One bad round must not end the thread: followers would wait for ever.
-            logger.exception("looking after followers failed; it is tried again")
+            logger.exception("reaping followers failed; it is retried")
 
-    def look(self) -> None:
-        """Go through what is due. A key that fails does not keep the others waiting."""
+    def reap(self) -> None:
+        """Go through what is due. A key that fails does not delay the others."""
         store = self._app_state.part(WorkerLockClient).store
-        for _ in range(ROUNDS):
+        for _ in range(QUERIES):
             keys = store.due()
             for key in keys:
                 if self._stopping:
                     return
-                self._carry_out(partial(reap_orphans, self._app_state, key))
+                self._run(partial(reap_orphans, self._app_state, key))
             if not keys:
                 return

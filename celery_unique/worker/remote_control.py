@@ -1,7 +1,7 @@
-"""``celery inspect unique_held``: what a worker holds, and how its renewing goes.
+"""``celery inspect unique_held``: what a worker holds, and the state of its renewals.
 
 Imported in every process that knows the command by its name: workers, and the command line,
-which shall load nothing for it. So the rest is imported when the command is carried out.
+which must load nothing for it. So the rest is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def unique_held(
     **_: Any,
 ) -> dict[str, Any]:
     """What this worker holds of unique tasks. With ``task_ids``: those of them alone. With
-    ``store_marks`` also the ids by which others recognise its store."""
+    ``store_marks`` also the ids by which other processes recognise its store."""
     from celery_unique import __version__
     from celery_unique.config.app_state import state_of
     from celery_unique.exceptions import ConfigurationError
     from celery_unique.keys.digest import KEY_VERSION
 
-    told: dict[str, Any] = {
+    reply: dict[str, Any] = {
         "installed": True,
         "library": __version__,
         "host": socket.gethostname(),
@@ -48,15 +48,15 @@ def unique_held(
     try:
         app_state = state_of(state.app)
     except ConfigurationError:
-        return {**told, "installed": False}
-    told |= _store(app_state, store_marks)
-    told["failovers"] = [
+        return {**reply, "installed": False}
+    reply |= _store(app_state, store_marks)
+    reply["failovers"] = [
         {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
         for each in list(app_state.failovers)
     ]
-    told["queues"] = _queues(state)
-    told["renewal"] = app_state.renewal.as_document() if app_state.renewal is not None else None
-    return told | _held(app_state, state, limit, task_ids)
+    reply["queues"] = _queues(state)
+    reply["renewal"] = app_state.renewal.as_document() if app_state.renewal is not None else None
+    return reply | _held(app_state, state, limit, task_ids)
 
 
 def _store(app_state: AppState, store_marks: bool) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _held(
     from .held_requests import held_requests
 
     worker = getattr(getattr(state, "consumer", None), "controller", None)
-    requests = [r for r in held_requests(worker) if getattr(r, "unique_lock", None) is not None]
+    requests = held_requests(worker)
     if task_ids is not None:
         wanted = set(task_ids)
         requests = [request for request in requests if request.id in wanted]
@@ -96,8 +96,8 @@ def _held(
 
 
 def _one(app_state: AppState, request: Any) -> dict[str, Any]:
-    lock, leases = request.unique_lock, app_state.leases
-    started = bool(request.unique_started)
+    delivery, leases = request.unique_delivery, app_state.leases
+    lock, started = delivery.header, delivery.started
     early = started and not request.task.acks_late
     return {
         "key": lock.key,
@@ -108,5 +108,5 @@ def _one(app_state: AppState, request: Any) -> dict[str, Any]:
         "process": request.worker_pid,  # None until one of the pool has taken it
         "lease_s": (leases.run_ms if early else leases.queue_ms) / 1000,
         "delivery_lease_s": leases.run_ms / 1000 if started else None,
-        "alive_s_ago": round(time.monotonic() - request.unique_alive_at, 1) if started else None,
+        "alive_s_ago": round(time.monotonic() - delivery.alive_at, 1) if started else None,
     }

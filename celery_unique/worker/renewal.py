@@ -1,4 +1,8 @@
-"""How the renewing of leases has gone in one worker process, for whoever asks."""
+"""Renews the leases of the messages that a worker holds, in a thread of its own.
+
+The same thread records what the worker has missed: tasks that started without the store, ends
+that no process recorded, followers that the store has lost.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +21,11 @@ from celery.bootsteps import RUN
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.header import LockHeader
 from celery_unique.stores.base import Held
-from celery_unique.stores.record import STATE_OF
 
+from .deliveries import Deliveries
+from .delivery import Delivery, DeliveryState
 from .follower_copies import KnownFollowers
 from .held_requests import held_requests
 from .lock_client import WorkerLockClient
@@ -28,13 +35,13 @@ logger = logging.getLogger("celery_unique")
 
 @dataclass(slots=True)
 class RenewalHealth:
-    """Written by the renewing thread, read by another: single assignments only."""
+    """How the renewals have gone. Written by their thread, read by another: single assignments."""
 
     every_s: float
     began_at: float = field(default_factory=time.monotonic)
     round_at: float | None = None  # the last round that went well, with locks to renew or none
     renewed_at: float | None = None  # the last renewal that the store answered
-    renewed: int = 0  # leases asked for in it
+    renewed: int = 0  # leases in it
     failures: int = 0  # rounds in a row that failed
     failed_at: float | None = None
     error: str = ""
@@ -70,23 +77,23 @@ def _since(moment: float | None) -> float | None:
     return None if moment is None else round(time.monotonic() - moment, 1)
 
 
-#: A request whose message is here, and what the store is asked for it.
+#: A request whose message is here, and the line of a renewal for it.
 _Renewed = tuple[Any, Held]
 
 #: A lease is renewed three times in its life, so that two renewals can fail.
 RENEWALS_PER_LEASE = 3
-#: Renewed at once, at most: a key that the store cannot change in time fails its batch.
+#: Renewed at a time, at most: a key that the store cannot change in time fails its batch.
 BATCH = 100
-#: A message that waits in a worker for longer than this is told to the store.
+#: A message that waits in a worker for longer than this is recorded in the store.
 REGISTER_AFTER_S = 1.0
 REMEMBERED = 10_000
-#: Stores that do not expire by themselves are swept by workers now and then.
+#: Workers sweep the stores that do not expire by themselves.
 SWEEP_EVERY_S = 60.0
 SWEEP_BATCH = 500
-#: How long a stopping worker waits for its last look at followers.
-LAST_LOOK_S = 5.0
 #: Leases wait while a worker sweeps.
 SWEEP_AT_MOST_S = 1.0
+#: How long a stopping worker waits for its last check of followers.
+LAST_CHECK_S = 5.0
 
 
 class Renewer:
@@ -100,10 +107,14 @@ class Renewer:
         self._since_sweep_s = 0.0
         self._known_followers = KnownFollowers(app_state)
         self._next_round_at = 0.0
-        #: Received, and not yet known to be held: by their deliveries.
+        #: Received, and not yet recorded as held.
         self._received: deque[Any] = deque(maxlen=REMEMBERED)
-        #: The messages of which the store knows that this worker has them.
+        #: The messages that the store has recorded as held by this worker, by delivery.
         self._known: dict[str, _Renewed] = {}
+
+    @property
+    def _client(self) -> WorkerLockClient:
+        return self._app_state.part(WorkerLockClient)
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -115,7 +126,7 @@ class Renewer:
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(LAST_LOOK_S)
+            self._thread.join(LAST_CHECK_S)
 
     def received(self, request: Any) -> None:
         """A message that waits here: the store is to know soon that it is in a worker, which may
@@ -124,26 +135,29 @@ class Renewer:
         if len(self._received) == 1:
             self._wake.set()
 
-    def returned(self) -> None:
+    def return_unstarted(self) -> None:
         """The worker has ended as it should: what it had not begun is in the broker again."""
         returned = [
             dataclasses.replace(held, held_ms=0, returned=True)
             for request, held in self._known.values()
-            if not request.unique_started
+            if not request.unique_delivery.started
         ]
         self._known.clear()
         for n in range(0, len(returned), BATCH):
             try:
-                self._app_state.part(WorkerLockClient).store.renew(returned[n : n + BATCH])
+                self._client.store.renew(returned[n : n + BATCH])
             except StoreUnavailable as error:
-                reporting.store_error(self._app_state.app, "renew", error, "", "", "")
+                self._report(error)
                 return
 
     def hurry(self) -> None:
-        """The worker begins to stop: what its pool is just taking must be told before it ends.
-        By this thread, since it may be a signal's handler that says so."""
+        """The worker begins to stop: what its pool is just taking must be recorded before it
+        ends. By this thread, since the caller may be a signal's handler."""
         self._is_stopping = True
         self._wake.set()
+
+    def _report(self, error: StoreUnavailable, act: str = "renew") -> None:
+        reporting.store_error(self._app_state.app, act, error, "", "", "")
 
     def _work(self) -> None:
         health = self._app_state.renewal = RenewalHealth(self._pause_s())
@@ -163,70 +177,64 @@ class Renewer:
                     renewed = self.renew_once()
                 finally:
                     self._renew_forgotten()
-                self._look_at_ends()
-                self._known_followers.look(self._held_deliveries())
+                self.record_ends()
+                self._known_followers.check(self._held_names())
                 self._maybe_sweep()
                 health.round_ended(renewed)
             except StoreUnavailable as error:
                 health.round_failed(error)
-                self._app_state.part(WorkerLockClient).renewal_failed()
-                reporting.store_error(self._app_state.app, "renew", error, "", "", "")
+                self._client.renewal_failed()
+                self._report(error)
             except Exception as error:
                 health.round_failed(error)
                 # One bad round must not end the renewals: every lock here would lapse.
-                logger.exception("renewing leases failed; it is tried again")
-
-        self._look_a_last_time()
-
-    def _look_a_last_time(self) -> None:
-        """The pool is gone: what the store has lost of its tasks' followers nobody else knows."""
+                logger.exception("renewing leases failed; it is retried")
+        # The pool is gone: what the store has lost of its tasks' followers only this worker has.
         try:
-            self._known_followers.look(())
+            self._known_followers.check(())
         except StoreUnavailable as error:
-            reporting.store_error(self._app_state.app, "followers", error, "", "", "")
+            self._report(error, "followers")
         except Exception:
-            logger.exception("looking after followers failed; it is tried again")
+            logger.exception("reaping followers failed; it is retried")
 
     def _register(self) -> None:
-        """Tell the store of the messages that have come and wait here."""
+        """Record the messages that have come and wait here."""
         self._wake.wait(REGISTER_AFTER_S)
         if self._stop.is_set():
             return
         received = [self._received.popleft() for _ in range(len(self._received))]
-        waiting = [
-            (request, held)
-            for request in received
-            if not request.unique_started and (held := self._held(request)) is not None
-        ]
+        waiting = [(r, held) for r in received if (held := self._held(r)) and held.held_ms]
         try:
-            problem = self._renew_all([pair for pair in waiting if pair[1].held_ms])
-            if problem is not None:  # the next round tells it
-                reporting.store_error(self._app_state.app, "renew", problem, "", "", "")
+            problem = self._renew_all(waiting)
+            if problem is not None:  # the next round records it
+                self._report(problem)
         except Exception:
-            logger.exception("telling which messages wait here failed; it is tried again")
+            logger.exception("recording which messages wait here failed; it is retried")
 
     def _pause_s(self) -> float:
         return self._app_state.leases.run_ms / 1000 / RENEWALS_PER_LEASE
 
     def renew_once(self) -> int:
-        """One round. How many leases were asked for."""
+        """One round. Returns how many leases were to be renewed."""
         requests = held_requests(self._worker)
         pairs = [(r, held) for r in requests if (held := self._held(r)) is not None]
         # Celery forgets what waits when a worker begins to stop, and returns it in the end.
         found = {held.waits_as for _, held in pairs}
-        for delivery, (request, held) in list(self._known.items()):
-            if request.unique_started or (delivery not in found and not self._stops()):
-                del self._known[delivery]
-            elif delivery not in found:
+        for name, (request, held) in list(self._known.items()):
+            delivery = request.unique_delivery
+            if delivery is None or delivery.started or (name not in found and not self._stops()):
+                del self._known[name]
+            elif name not in found:
                 pairs.append((request, held))
         problem = self._renew_all(pairs)
         for request in requests:
-            # Each for itself: one that the store does not answer for keeps none from the others.
+            delivery = request.unique_delivery
+            # Each for itself: one that the store does not answer for delays none of the others.
             try:
-                if getattr(request, "unique_blind", False):
-                    self._catch_up(request)
-                if hasattr(request, "is_forgotten") and request.is_forgotten():
-                    self._settle_forgotten(request)
+                if delivery.blind:
+                    self._catch_up(delivery)
+                if delivery.is_forgotten():
+                    self._settle_forgotten(delivery)
             except StoreUnavailable as error:
                 problem = problem or error
         if problem is not None:
@@ -236,8 +244,8 @@ class Renewer:
     def _renew_all(self, pairs: list[_Renewed]) -> StoreUnavailable | None:
         """What runs comes first: its lease is the short one.
 
-        A batch that fails is tried again in halves, behind the others, until a single lease is
-        left. So one key keeps no other from being renewed, and a store that is away is asked
+        A batch that fails is retried in halves, behind the others, until a single lease is
+        left. So one key keeps no other from being renewed, and an unavailable store is tried
         only for as long as one round may take. Returns the first error.
         """
         ends_at = time.monotonic() + self._pause_s()
@@ -258,123 +266,148 @@ class Renewer:
 
     def _renew_batch(self, pairs: list[_Renewed]) -> StoreUnavailable | None:
         """The first error, where a part of the store did not answer and others did."""
-        asked_at = time.monotonic()
+        sent_at = time.monotonic()
         problem: StoreUnavailable | None = None
-        replies = self._app_state.part(WorkerLockClient).store.renew([held for _, held in pairs])
+        replies = self._client.store.renew([held for _, held in pairs])
         for (request, held), still_ours in zip(pairs, replies, strict=True):
+            delivery = request.unique_delivery
             if held.held_ms:
                 self._known[held.waits_as] = (request, held)
             if isinstance(still_ours, UnreadableRecord):
-                lock = request.unique_lock
                 reporting.store_error(
-                    self._app_state.app, "renew", still_ours, request.name, lock.task_id, lock.key
+                    self._app_state.app, "renew", still_ours, request.name, held.task_id, held.key
                 )
-                continue
-            if isinstance(still_ours, StoreUnavailable):
+            elif isinstance(still_ours, StoreUnavailable):
                 problem = problem or still_ours
+            elif delivery is None:  # its record turned out to be unreadable at the gate
                 continue
-            if still_ours:
-                self._known_followers.see(request.unique_lock, still_ours - 1)
+            elif still_ours:
+                self._known_followers.renewed(delivery.header, still_ours - 1)
+                if held.delivery:
+                    delivery.alive_at = sent_at
             else:
-                self._known_followers.lost(request.unique_lock)
-            if held.delivery and still_ours:
-                request.unique_alive_at = asked_at
-            elif held.delivery:
-                self._is_over(request, asked_at)
+                self._known_followers.lost(delivery.header)
+                if held.delivery:
+                    self._is_lost(delivery, sent_at)
         return problem
 
     def _held(self, request: Any) -> Held | None:
-        lock = getattr(request, "unique_lock", None)
-        holding = self._app_state.part(WorkerLockClient)
-        if lock is None or holding.has_ended_here(lock.delivery):
+        """What is renewed for this message; None where there is nothing to renew."""
+        delivery: Delivery | None = request.unique_delivery
+        if delivery is None or delivery.blind:
+            return None  # blind: the store does not know yet that this delivery runs it
+        if delivery.state in (DeliveryState.FINISHED, DeliveryState.SETTLED):
             return None
-        if getattr(request, "unique_blind", False):
-            return None  # the store does not know yet that this delivery runs it
-        leases = holding.leases
-        if not request.unique_started:
+        header, leases = delivery.header, delivery.client.leases
+        if not delivery.started:
             # As far as this thread can see: the worker's main one may just be starting it.
-            held_ms = 0 if request.has_continuations() else leases.run_ms
+            if delivery.has_continuations is None:
+                delivery.has_continuations = _has_continuations(self._app_state, request)
+            held_ms = 0 if delivery.has_continuations else leases.run_ms
             return Held(
-                lock.key,
-                lock.task_id,
+                header.key,
+                header.task_id,
                 "",
                 leases.queue_ms,
-                waits_as=lock.delivery,
+                waits_as=header.delivery,
                 held_ms=held_ms,
             )
         # Once a message is acknowledged, only its worker keeps the key: the short lease.
-        lease_ms = leases.queue_ms if request.task.acks_late else leases.run_ms
-        return Held(lock.key, lock.task_id, lock.delivery, lease_ms, leases.run_ms)
+        lease_ms = leases.queue_ms if delivery.task.acks_late else leases.run_ms
+        return Held(header.key, header.task_id, header.delivery, lease_ms, leases.run_ms)
 
     def _renew_forgotten(self) -> None:
         """Messages that this worker still has, and Celery does not count any more.
 
         Those of ended tasks, whose acknowledgement waits for the event loop. In a stopping
-        worker also those that its pool has not taken; only then, since after a lost
-        connection they are another's to run.
+        worker also those that its pool has not taken, as far as the worker knows: a child may
+        have taken one without a notice, and its message goes back to the queue although it
+        runs. Only then, since after a lost connection they are another worker's to run.
         """
-        holding = self._app_state.part(WorkerLockClient)
-        forgotten = holding.unacknowledged()
+        deliveries, leases = self._app_state.part(Deliveries), self._client.leases
+        forgotten = [
+            Held(header.key, header.task_id, header.delivery, leases.queue_ms, leases.run_ms)
+            for header in _headers(deliveries.unacknowledged)
+        ]
         if self._stops():
-            forgotten += holding.on_the_way()
+            run_ms = leases.run_ms
+            forgotten += [
+                Held(header.key, header.task_id, header.delivery, run_ms, run_ms, copies=True)
+                for header in _headers(deliveries.on_the_way)
+            ]
         if forgotten:
-            holding.store.renew(forgotten)
+            self._client.store.renew(forgotten)
 
     def _stops(self) -> bool:
         return bool(self._is_stopping or self._worker.blueprint.state != RUN)
 
-    def _look_at_ends(self) -> None:
-        holding = self._app_state.part(WorkerLockClient)
-        holding.ends.look(holding, self._held_deliveries())
+    def record_ends(self) -> None:
+        """Release the locks of bodies whose processes are gone and could not."""
+        deliveries, client = self._app_state.part(Deliveries), self._client
+        for body in deliveries.unrecorded(client.failed_at, self._held_names()):
+            header = body.header
+            if client.end_for_another(header, body.task_name, rejected=body.rejected):
+                reporting.released_for_pool(body.task_name, header.task_id)
+            deliveries.bodies.pop(header.delivery, None)
 
-    def _held_deliveries(self) -> set[str]:
-        locks = [getattr(request, "unique_lock", None) for request in held_requests(self._worker)]
-        return {lock.delivery for lock in locks if lock is not None}
+    def _held_names(self) -> set[str]:
+        return {request.unique_delivery.name for request in held_requests(self._worker)}
 
-    def _catch_up(self, request: Any) -> None:
-        """It started while the store was away: from here on it is as any other."""
-        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
-        asked_at = time.monotonic()
-        has_its_lock = holding.catch_up(lock, request.name, bool(request.task.acks_late))
-        request.unique_blind = False
+    def _catch_up(self, delivery: Delivery) -> None:
+        """It started while the store was unavailable: from here on it is as any other."""
+        sent_at = time.monotonic()
+        acks_late = bool(delivery.task.acks_late)
+        has_its_lock = self._client.catch_up(delivery.header, delivery.task.name, acks_late)
+        delivery.blind = False
         if has_its_lock:
-            request.unique_alive_at = asked_at
+            delivery.alive_at = sent_at
         else:
-            holding.ended_here(lock.delivery)
+            delivery.lost()
 
-    def _settle_forgotten(self, request: Any) -> None:
-        """Nobody will settle it after its end. Seen ending in two rounds, its result is stored;
-        its message cannot be acknowledged, and its second delivery is to be dropped."""
-        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
-        record, _ = holding.store.read(lock.key)
-        task = record.tasks.get(lock.task_id)
-        if task is None or task.delivery != lock.delivery or not task.ending:
+    def _settle_forgotten(self, delivery: Delivery) -> None:
+        """Celery does not settle it after its end. Seen ending in two rounds, its result is
+        stored; its message cannot be acknowledged, and its second delivery is to be dropped."""
+        record, _ = self._client.store.read(delivery.header.key)
+        task = record.tasks.get(delivery.header.task_id)
+        if task is None or task.delivery != delivery.name or not task.ending:
             return
-        if request.unique_seen_ending:
-            state = STATE_OF[task.state]
-            holding.settle(dataclasses.replace(lock, again=True), request.name, state)
-        request.unique_seen_ending = True
+        if delivery.seen_ending:
+            delivery.outcome = task.stored_state
+            delivery.settle(again=True)
+        delivery.seen_ending = True
 
-    def _is_over(self, request: Any, now: float) -> None:
-        holding, lock = self._app_state.part(WorkerLockClient), request.unique_lock
-        holding.ended_here(lock.delivery)
-        # A lease that was alive a moment ago has not lapsed: the body has ended and given
-        # it back, and Celery is still busy with the result.
-        if now - request.unique_alive_at > holding.leases.run_ms / 1000:
-            holding.lost(lock, request.name, "its lock lapsed while it was running")
+    def _is_lost(self, delivery: Delivery, now: float) -> None:
+        delivery.lost()
+        # A lease that was alive a moment ago has not lapsed: the body has ended and released
+        # it, and Celery is still busy with the result.
+        if now - delivery.alive_at > self._client.leases.run_ms / 1000:
+            self._client.lapsed(delivery.header, delivery.task.name)
 
     def _maybe_sweep(self) -> None:
-        self._since_sweep_s += self._pause_s()
-        if self._since_sweep_s >= SWEEP_EVERY_S:
-            self._since_sweep_s = 0.0
-            self._sweep()
-
-    def _sweep(self) -> None:
         """Batch after batch while they are full: where locks are kept for a window, more than
         one batch can lapse between two sweeps."""
-        store, ends_at = (
-            self._app_state.part(WorkerLockClient).store,
-            time.monotonic() + SWEEP_AT_MOST_S,
-        )
+        self._since_sweep_s += self._pause_s()
+        if self._since_sweep_s < SWEEP_EVERY_S:
+            return
+        self._since_sweep_s = 0.0
+        store, ends_at = self._client.store, time.monotonic() + SWEEP_AT_MOST_S
         while store.sweep(SWEEP_BATCH) >= SWEEP_BATCH and time.monotonic() < ends_at:
             pass
+
+
+def _headers(deliveries: Mapping[str, Delivery]) -> list[LockHeader]:
+    return [delivery.header for delivery in list(deliveries.values())]
+
+
+def _has_continuations(app_state: AppState, request: Any) -> bool:
+    """Whether a canvas waits for what follows from this very message, or a caller for its reply:
+    then no other message can replace it. Also where that cannot be read."""
+    given = request.request_dict.get
+    if app_state.results_by_message and not given("ignore_result"):
+        return True
+    try:
+        _, _, embedded = request._payload
+        continues = (embedded.get(name) for name in ("callbacks", "errbacks", "chain", "chord"))
+        return bool(given("group") or any(continues))
+    except (TypeError, ValueError, AttributeError):  # no message of Celery's own protocol
+        return True

@@ -13,7 +13,8 @@ import pytest
 from celery import Celery
 
 from celery_unique.header import LockHeader
-from celery_unique.worker.monitor_events import ROWS, DuplicateEvents, Duplicates, sends_events
+from celery_unique.worker.delivery import sends_events
+from celery_unique.worker.monitor_events import ROWS, DuplicateEvents, Duplicates
 from tests.support.app import make_app, value_of, working
 
 KEY = f"1:{'ab' * 32}"
@@ -140,8 +141,8 @@ def test_nothing_is_sent_for_a_task_that_nobody_watches_or_that_had_no_duplicate
     app = make_shop()
     monitor, events = Monitor(app), DuplicateEvents(app)
 
-    events.tell(header(watched=False), "rebuild", 3)
-    events.tell(header(), "rebuild", 0)
+    events.send(header(watched=False), "rebuild", 3)
+    events.send(header(), "rebuild", 0)
     events.flush()
 
     assert monitor.duplicates() == []
@@ -157,13 +158,13 @@ def test_rows_that_cannot_be_sent_are_told_in_the_log_and_hold_nothing_up(make_s
 
     app.events.default_dispatcher = broken
     with caplog.at_level(logging.WARNING, "celery_unique"):
-        events.tell(header(), "rebuild", 3)
+        events.send(header(), "rebuild", 3)
         events.flush(10)
     app.events.default_dispatcher = dispatcher
 
     assert "monitors miss the 3 duplicates of task holder: no broker" in caplog.text
     monitor = Monitor(app)
-    events.tell(header(), "rebuild", 1)
+    events.send(header(), "rebuild", 1)
     events.flush(10)
     assert len(monitor.duplicates()) == 1
 

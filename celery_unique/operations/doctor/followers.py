@@ -9,7 +9,7 @@ from celery_unique.config.app_state import AppState
 from celery_unique.operations.workers import Workers
 from celery_unique.stores.diagnosis import Finding
 from celery_unique.stores.record_followers import Following
-from celery_unique.worker.reaper import LOOKS_PER_LEASE
+from celery_unique.worker.reaper import ROUNDS_PER_LEASE
 
 from .checks import LATE_ROUNDS
 
@@ -66,6 +66,6 @@ class Followed:
 
 def no_followers_yet(app_state: AppState, workers: Workers) -> Followed:
     """The interval depends on the run lease, which may differ between processes."""
-    leases = [app_state.settings.run_lease.total_seconds() / LOOKS_PER_LEASE]
+    leases = [app_state.settings.run_lease.total_seconds() / ROUNDS_PER_LEASE]
     others = [(each.get("renewal") or {}).get("every_s", 0.0) for each in workers.replies.values()]
     return Followed(max(leases + others))

@@ -40,7 +40,7 @@ def holding(store: MemoryStore) -> WorkerLockClient:
     """The first delivery runs; that it sent a retry, the store has not heard."""
     store.acquire(KEY, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
     holding = WorkerLockClient(SimpleNamespace(), store, store, LEASES)
-    holding.start(FIRST, "shop.rebuild", FIRST.delivery, acks_late=True)
+    holding.start(FIRST, "shop.rebuild", acks_late=True)
     return holding
 
 
@@ -54,7 +54,9 @@ def test_the_key_of_a_delivery_that_is_alive_is_left_alone(holding, store):
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
     alive = Held(KEY, "a", FIRST.delivery, LEASES.queue_ms, RUN_MS)
-    eventually(lambda: not store.renew([alive])[0] or holding.later.waiting() == 0, interval=0.01)
+    eventually(
+        lambda: not store.renew([alive])[0] or holding.retry_queue.waiting() == 0, interval=0.01
+    )
     assert store.read(KEY)[0].tasks["a"].delivery == FIRST.delivery
 
 
@@ -76,7 +78,7 @@ def test_an_act_that_is_told_late_is_told_until_it_has_surely_arrived(holding, s
 
     monkeypatch.setattr(store, "retry", retry_one_way)
     monkeypatch.setattr(store, "flush", flush)
-    holding.retried(FIRST, "shop.rebuild", 0, copies=True)
+    holding.retry(FIRST, "shop.rebuild", 0, copies=True)
 
     eventually(lambda: store.read(KEY)[0].tasks["a"].state == "t", message="not told")
     assert len(told) == 3

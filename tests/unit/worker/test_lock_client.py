@@ -23,7 +23,7 @@ def holding() -> WorkerLockClient:
 
 def start(holding: WorkerLockClient, task_id: str, store: str) -> None:
     header = LockHeader(task_id, "1:00", store=store, delivery=f"here/1/boot/{task_id}")
-    holding.start(header, "shop.rebuild", header.delivery, acks_late=False)
+    holding.start(header, "shop.rebuild", acks_late=False)
 
 
 def test_a_lock_in_another_store_is_said_once(caplog):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery.worker import state as worker_state
@@ -15,6 +15,8 @@ from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
 from celery_unique.stores.base import Claim, Held
 from celery_unique.stores.memory import MemoryStore
+from celery_unique.worker.deliveries import Deliveries
+from celery_unique.worker.delivery import Delivery
 from celery_unique.worker.lock_client import WorkerLockClient
 from celery_unique.worker.renewal import Renewer
 
@@ -26,8 +28,12 @@ LOCK = LockHeader("a", KEY, delivery="here/1/boot/1")
 
 
 def renewer(holding: WorkerLockClient) -> Renewer:
-    app_state: Any = SimpleNamespace(part=lambda _: holding, leases=holding.leases)
-    return Renewer(app_state, SimpleNamespace())
+    return Renewer(app_state_of(holding), SimpleNamespace())
+
+
+def app_state_of(holding: WorkerLockClient) -> Any:
+    parts: dict[type, Any] = {WorkerLockClient: holding, Deliveries: Deliveries()}
+    return SimpleNamespace(part=parts.__getitem__, leases=LEASES, results_by_message=False)
 
 
 @pytest.fixture
@@ -40,8 +46,22 @@ def holding() -> WorkerLockClient:
 class RequestStub(SimpleNamespace):
     __hash__ = object.__hash__
 
-    def has_continuations(self) -> bool:
-        return False
+    delivery_info: ClassVar[dict[str, Any]] = {}
+    request_dict: ClassVar[dict[str, Any]] = {}
+    _payload = ((), {}, {})
+    name = "shop.rebuild"
+    eventer = None
+    task = SimpleNamespace(name="shop.rebuild", acks_late=False)
+
+
+def in_a_worker(holding: WorkerLockClient, lock: LockHeader, *, started: bool) -> RequestStub:
+    request = RequestStub()
+    request.unique_delivery = Delivery.received(app_state_of(holding), lock, request)
+    if started:
+        request.unique_delivery.start(token=1)
+        request.unique_delivery.alive_at = time.monotonic()
+    worker_state.reserved_requests.add(request)
+    return request
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +72,9 @@ def no_requests_are_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def request_() -> Any:
+def request_(holding: WorkerLockClient) -> Any:
     """In the worker's hands, and not yet started, as far as the worker knows."""
-
-    request = RequestStub(unique_lock=LOCK, unique_started=False, name="shop.rebuild")
-    worker_state.reserved_requests.add(request)
-    return request
+    return in_a_worker(holding, LOCK, started=False)
 
 
 def lease_left_ms(holding: WorkerLockClient) -> int:
@@ -68,7 +85,7 @@ def lease_left_ms(holding: WorkerLockClient) -> int:
 def test_a_task_that_starts_while_leases_are_renewed_keeps_its_own(holding, request_):
     """The store has let it run, and the worker is yet to hear of it: killed now, it must not leave
     a key that is held for a day by a message that is acknowledged."""
-    holding.start(LOCK, "shop.rebuild", LOCK.delivery, acks_late=False)
+    holding.start(LOCK, "shop.rebuild", acks_late=False)
 
     renewer(holding).renew_once()
 
@@ -108,11 +125,8 @@ def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it():
     for key in keys:
         store.acquire(key, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
         lock = LockHeader("a", key, delivery=f"here/1/boot/{key}")
-        holding.start(lock, "shop.rebuild", lock.delivery, acks_late=False)
-        task = SimpleNamespace(acks_late=False)
-        request = RequestStub(unique_lock=lock, unique_started=True, name="shop.rebuild", task=task)
-        requests.append(request)
-        worker_state.reserved_requests.add(request)
+        holding.start(lock, "shop.rebuild", acks_late=False)
+        requests.append(in_a_worker(holding, lock, started=True))
     store.clock_offset_ms = LEASES.run_ms // 2
 
     with pytest.raises(StoreUnavailable):
@@ -130,15 +144,11 @@ def test_a_key_that_cannot_be_renewed_keeps_no_other_from_it():
 def test_what_runs_is_renewed_before_what_only_waits(holding, request_):
     store = OneBadKey()
     holding.store = store
-    running = RequestStub(
-        unique_lock=LockHeader("b", "1:runs", delivery="here/1/boot/2"),
-        unique_started=True,
-        name="shop.rebuild",
-        task=SimpleNamespace(acks_late=False),
-        unique_alive_at=time.monotonic(),
-    )
-    worker_state.reserved_requests.add(running)
+    lock = LockHeader("b", "1:runs", delivery="here/1/boot/2")
+    running = in_a_worker(holding, lock, started=True)
 
     renewer(holding).renew_once()
+
+    assert running.unique_delivery.started
 
     assert store.asked == [["1:runs"], [KEY]]

@@ -100,7 +100,7 @@ def test_a_worker_without_the_key_reports_and_one_with_it_completes(make_stage, 
     worker = stage.start_worker(
         settings={"unique_follower_codec": "tests.workers.canvas.codecs:another"}
     )
-    worker.wait_for_log(rf"the message of task {result.parent.id} cannot be read here", 60)
+    worker.wait_for_log(rf"cannot read the message of task {result.parent.id}", 60)
     worker.stop()
 
     stage.start_worker()

@@ -1,0 +1,415 @@
+"""The state of one message in this process, from its receipt until its lock is settled.
+
+In the worker's main process Celery's ``Request`` carries it. A process of the pool makes one of
+its own from the header of the message; threads and greenlets use that of the request.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum, StrEnum
+from typing import Any
+
+from celery.bootsteps import RUN
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state as worker_state
+
+from celery_unique.config.app_state import AppState
+from celery_unique.followers.complete import Outcome
+from celery_unique.followers.promote import end_with_followers
+from celery_unique.header import DeliveryName, LockHeader
+from celery_unique.stores.record import State
+
+from .ack import Acknowledgement
+from .deliveries import Deliveries
+from .lock_client import WorkerLockClient
+
+#: While a body keeps the event loop waiting for so long, the connection may break unnoticed.
+LONG_BODY_S = 10.0
+#: An acknowledgement that is sent just before the visibility timeout arrives after it.
+NEARLY = 0.9
+#: Up to Celery 5.6, on a lost connection.
+POOL_FORGETS = not hasattr(worker_state, "scheduled_requests")
+
+
+class DeliveryState(StrEnum):
+    RECEIVED = "received"  # in this worker; it may wait for its ETA or for a rate limit
+    WAITING = "waiting"  # held back at the gate
+    STARTED = "started"  # handed to the pool
+    FINISHED = "finished"  # its lock was released, kept for the next message, or lost
+    SETTLED = "settled"  # result and acknowledgement are out: the record may go
+    DROPPED = "dropped"  # never runs: superseded, revoked, or done by another delivery
+
+
+class End(Enum):
+    """The ends of a task, as Celery reports them."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"  # an exception, the last retry, a soft time limit, an unusable result
+    KILLED = "killed"  # a lost process, a hard time limit; Celery does not requeue the message
+    RETRY = "retry"
+    REPLACED = "replaced"  # the body sent the message in which its id continues
+    IGNORED = "ignored"
+    REJECTED = "rejected"
+    REQUEUED = "requeued"  # by Reject, by a lost process, by a shutdown: with a late ack
+    REVOKED = "revoked"  # also expired, terminated
+    CANCELLED = "cancelled"  # by a shutdown, with an early ack: it never runs again
+    UNUSABLE = "unusable"  # unregistered, invalid, undecodable, or with an ETA that is none
+
+
+class Lock(Enum):
+    """What becomes of the lock at an end."""
+
+    RELEASE = "release"
+    KEEP = "keep"
+    HAND_OVER = "hand over"  # kept for another message of the same id
+
+
+#: The table of ends. A released key is recorded in this final state.
+ENDS: dict[End, tuple[Lock, State | None]] = {
+    End.SUCCESS: (Lock.RELEASE, State.COMPLETED),
+    End.FAILURE: (Lock.RELEASE, State.DISCARDED),
+    End.KILLED: (Lock.RELEASE, State.DISCARDED),
+    End.RETRY: (Lock.KEEP, None),
+    End.REPLACED: (Lock.HAND_OVER, None),
+    End.IGNORED: (Lock.RELEASE, State.CANCELLED),
+    End.REJECTED: (Lock.RELEASE, State.DISCARDED),
+    End.REQUEUED: (Lock.KEEP, None),
+    End.REVOKED: (Lock.RELEASE, State.CANCELLED),
+    End.CANCELLED: (Lock.RELEASE, State.CANCELLED),
+    End.UNUSABLE: (Lock.RELEASE, State.DISCARDED),
+}
+
+
+class Delivery:
+    """One message here. It refers to no Request: Celery frees those by their reference count."""
+
+    # In the worker's main process only.
+    received_in = 0  # its process id
+    consumer: Any = None  # received the message; the gate opens only after that
+    redelivered = False
+    eventer: Any = None
+    _connection = 0
+    _received_at = 0.0
+    #: The request of an earlier delivery of this id, which this worker runs.
+    earlier: Any = None
+    acknowledgement: Acknowledgement | None = None
+    waited = 0  # times at the gate
+    #: A canvas or a caller waits for this very message; None: not looked at yet.
+    has_continuations: bool | None = None
+    #: It runs although the store did not answer at the gate.
+    blind = False
+    #: When its lease was last known to be alive, by the clock of this process.
+    alive_at = 0.0
+    #: Its pool has forgotten it, and its body has ended.
+    seen_ending = False
+    #: Why it does not run, for monitors.
+    dropped_as = ""
+    superseded_by: str | None = None
+    requeued = False
+    #: Its end was reported by Celery's request; a hard time limit is reported twice.
+    _end_reported = False
+
+    # Of its end.
+    #: It was rejected for good: its message may come back from a dead letter exchange.
+    rejected = False
+    #: The final state, as far as it is known.
+    outcome = State.COMPLETED
+    #: Its lock is released, and the record waits for the result to be stored.
+    unsettled = False
+    #: It has followers: the record waits for them, too.
+    followed = False
+    #: What its body has called; callbacks and the next link are not among them.
+    children: tuple[Any, ...] = ()
+    #: How many calls it has answered; None before its end.
+    duplicates: int | None = None
+    #: Its id continues in a message that its body sent: so long until that is due.
+    continues_in_ms: int | None = None
+
+    def __init__(self, app_state: AppState, header: LockHeader, task: Any) -> None:
+        self.app_state = app_state
+        self.client = app_state.part(WorkerLockClient)
+        self._deliveries = app_state.part(Deliveries)
+        self.header = header
+        self.task = task
+        self.started = False
+        self.state = DeliveryState.STARTED
+
+    @classmethod
+    def received(cls, app_state: AppState, header: LockHeader, request: Any) -> Delivery:
+        """In the worker's main process, where the message has just arrived."""
+        delivery = cls(app_state, header, request.task)
+        delivery.state = DeliveryState.RECEIVED
+        delivery.received_in = os.getpid()
+        delivery.redelivered = bool(request.delivery_info.get("redelivered"))
+        delivery.eventer = request.eventer
+        delivery._received_at = time.monotonic()
+        return delivery
+
+    @property
+    def name(self) -> str:
+        return self.header.delivery
+
+    def received_by(self, consumer: Any) -> None:
+        """The task is not revoked: the gate may be asked."""
+        self.consumer = consumer
+        self._connection = consumer.restart_count
+        # Up to Celery 5.6 a pool that lost its connection forgets what it runs. While this
+        # delivery waits, it keeps the other's request alive, so that its lease is renewed.
+        self.earlier = worker_state.requests.get(self.header.task_id)
+        earlier = getattr(self.earlier, "unique_delivery", None)
+        if earlier is not None and not earlier.started:
+            self.earlier = earlier.earlier
+
+    # -- what is known of the message ------------------------------------------------------
+
+    def may_exist_twice(self) -> bool:
+        """Whether the broker has, or may have, delivered this message again."""
+        if self.redelivered:
+            return True
+        if self.acknowledgement is not None and self.acknowledgement.failed:
+            return True
+        held_ms = (time.monotonic() - self._received_at) * 1000
+        if held_ms > self.client.leases.visibility_ms * NEARLY:
+            return True
+        if self.consumer is None:
+            return False
+        if self.consumer.restart_count != self._connection:
+            return True
+        # A stopping worker's event loop has ended: acknowledgements of a thread pool wait there
+        # until all of its tasks have ended.
+        asked_to_stop = worker_state.should_stop is not None  # 0, an exit code
+        return asked_to_stop or self.worker_is_stopping()
+
+    def worker_is_stopping(self) -> bool:
+        controller = self.consumer.controller
+        return controller is not None and controller.blueprint.state != RUN
+
+    def is_forgotten(self) -> bool:
+        """Whether Celery will not be notified of the end of this task, which runs."""
+        if not POOL_FORGETS or not self.started:
+            return False
+        return bool(self.consumer.restart_count != self._connection)
+
+    def runs_beside_the_gate(self) -> bool:
+        """Whether its body runs in the worker's main process, and not in one of the pool."""
+        return DeliveryName.parse(self.name).process == str(os.getpid())
+
+    def is_taken_over(self, message: Any) -> bool:
+        """Whether another worker now runs this very message.
+
+        Redis keeps one entry for all deliveries of a message: acknowledged from here, the
+        other worker's would be gone, and its death would leave a key that is never released.
+        """
+        if not (self.started and self.task.acks_late and hasattr(message.channel, "unacked_key")):
+            return False
+        return self.may_exist_twice() and self.client.is_taken_over(self.header)
+
+    def was_skipped(self) -> bool:
+        """Whether Celery acknowledges a redelivered task without running its body, since its
+        success is stored already. Its end is not recorded then."""
+        deduplicates = self.app_state.app.conf.worker_deduplicate_successful_tasks
+        if not deduplicates or self.outcome is not State.COMPLETED:
+            return False
+        return self.may_exist_twice() and self.client.is_still_active(self.header)
+
+    # -- start -----------------------------------------------------------------------------
+
+    def start(self, token: int) -> None:
+        """The gate lets it run: it goes to the pool."""
+        again, watched = self.may_exist_twice(), self._is_watched()
+        self.header = replace(self.header, token=token, again=again, watched=watched)
+        self.started = True
+        self.state = DeliveryState.STARTED
+        self._deliveries.on_the_way.remember(self.name, self)
+
+    def _is_watched(self) -> bool:
+        return sends_events(self.eventer, self.task)
+
+    def accepted(self, process: int) -> None:
+        """A process of the pool has taken it, or a thread of this one."""
+        self._deliveries.on_the_way.pop(self.name, None)
+        if process != self.received_in:
+            self._deliveries.body_began(self.header, self.task.name)
+
+    # -- acknowledgement -------------------------------------------------------------------
+
+    def notice_acknowledgement(self, message: Any) -> None:
+        """To be called before Celery sends it. One that is sent before the body runs is over
+        when the body is. A solo worker sends every one after the body: its event loop stands
+        still meanwhile."""
+        if not self.started or self.task.acks_late or self._runs_in_the_event_loop():
+            self.acknowledgement = Acknowledgement(message)
+
+    def _runs_in_the_event_loop(self) -> bool:
+        return isinstance(getattr(self.consumer, "pool", None), SoloPool)
+
+    def once_acknowledged(self, act: Callable[[], None]) -> None:
+        """Until then the message can come back."""
+        if self.acknowledgement is None:
+            act()
+        else:
+            self.acknowledgement.then(act)
+
+    def is_unacknowledged(self) -> bool:
+        """Whether its acknowledgement is still to be sent, although Celery has noted it, and may
+        be too late or fail. After a short body nearly all arrive, and one act ends it."""
+        noticed = self.acknowledgement
+        if noticed is None or noticed.is_over:
+            return False
+        held_s = time.monotonic() - self._received_at
+        return held_s > LONG_BODY_S or self.may_exist_twice()
+
+    def acknowledged(self) -> None:
+        """Celery has asked for the acknowledgement, or the message was rejected for good."""
+        # With a late acknowledgement the record stays until now: a redelivery between
+        # result and acknowledgement must still find it.
+        if self.started and self.task.acks_late:
+            if self.was_skipped():
+                self.release()
+                self.followed = False  # its result is stored: the reaper shares it
+            if not self.followed:
+                self.settle_once_acknowledged()
+
+    def forget_mark(self) -> None:
+        """Its message was reached and dropped, and does not come back."""
+        if not self.may_exist_twice():
+            self.client.forget(self.header, self.task.name)
+
+    # -- end -------------------------------------------------------------------------------
+
+    def end_body(self, end: End, *, backstop: bool = False) -> None:
+        """In the process that ran the body, or was to run it."""
+        if self.continues_in_ms is not None:
+            end = End.REPLACED
+        act, outcome = ENDS[end]
+        self._finished()
+        if outcome is None:
+            assert act is not Lock.RELEASE
+            # A message that is not acknowledged yet can come back after the retry has ended.
+            copies = bool(self.task.acks_late) or self.header.again
+            copies = copies or (self.is_unacknowledged() and self.may_exist_twice())
+            delay_ms = self.continues_in_ms or 0
+            self.client.retry(self.header, self.task.name, delay_ms, copies=copies)
+            return
+        # What stays recorded after the end is settled when the result is stored: that may
+        # fail, and turn a success into a failure.
+        settle_later = self.task.acks_late or self.header.keep or self.is_unacknowledged()
+        # Only known here to a store that is away now; else the worker says so, with settle.
+        rejected = end is End.REJECTED and bool(self.task.acks_late)
+        self._finish(outcome, bool(settle_later), backstop=backstop, rejected=rejected)
+        if self.task.acks_late:
+            self.unsettled = False  # the acknowledgement settles it
+
+    def ends_as(self, end: End) -> None:
+        """What Celery reports in the worker's main process, if it is not requeued."""
+        self.outcome = ENDS[end][1] or self.outcome
+
+    def release(self) -> None:
+        """In the worker's main process: release the key, unless the body has."""
+        if self._end_reported or self.state is DeliveryState.DROPPED:
+            return
+        self._end_reported = True
+        if self.state is DeliveryState.FINISHED:  # by the body, in a thread or greenlet
+            self.unsettled = True
+            return
+        if not self.started:
+            self.header = replace(self.header, watched=self._is_watched())
+        self._finished()
+        self._finish(self.outcome, False, backstop=True, rejected=self.rejected)
+
+    def keep(self) -> None:
+        """The message goes back to the queue: the key stays, this delivery ends."""
+        if self.started:
+            self.continues()
+            self.client.retry(self.header, self.task.name, 0, copies=True)
+
+    def keep_or_release(self) -> None:
+        if self.requeued:
+            self.keep()
+        else:
+            self.release()
+
+    def continues(self) -> None:
+        """A retry, or a message that goes back to the queue: the key is not free."""
+        self._deliveries.bodies.pop(self.name, None)
+
+    def reject(self) -> None:
+        """Its message was rejected, and may come back from a dead letter exchange."""
+        self.rejected = True
+        body = self._deliveries.bodies.get(self.name)
+        if body is not None:
+            body.rejected = True
+
+    def lost(self) -> None:
+        """Its lock is not its own any more: it is renewed no longer."""
+        self._finished()
+
+    def _finished(self) -> None:
+        self.state = DeliveryState.FINISHED
+        self._deliveries.bodies.pop(self.name, None)
+
+    def _finish(
+        self, outcome: State, settle_later: bool, *, backstop: bool, rejected: bool
+    ) -> None:
+        self.outcome = outcome
+        finished = self.client.finish(
+            self.header,
+            self.task.name,
+            outcome,
+            settle_later=settle_later,
+            backstop=backstop,
+            rejected=rejected,
+        )
+        self.unsettled = finished.settle
+        self.followed = finished.followers
+        self.duplicates = finished.duplicates
+
+    # -- settlement ------------------------------------------------------------------------
+
+    def settle_with(self, outcome: Outcome | None) -> None:
+        """In the worker's main process: let the record go; before that, the followers of the
+        task get this outcome."""
+        if not self.unsettled:
+            return
+        self.unsettled = False
+        if not self.followed:
+            self.settle_once_acknowledged()
+            return
+        self.followed = False
+        app_state, settle = self.app_state, self.settle_once_acknowledged
+        app_state.in_background(
+            lambda: end_with_followers(app_state, self.header, self.task.name, outcome, settle)
+        )
+
+    def settle_once_acknowledged(self) -> None:
+        # If the message may come back in any case, the mark that this leaves drops it.
+        if self.may_exist_twice():
+            self._settle_now()
+        else:
+            self._deliveries.unacknowledged.remember(self.name, self)
+            self.once_acknowledged(self._settle_now)
+
+    def _settle_now(self) -> None:
+        self.settle(again=self.may_exist_twice())
+
+    def settle(self, *, again: bool) -> None:
+        """Result and acknowledgement are out."""
+        self.state = DeliveryState.SETTLED
+        self._deliveries.unacknowledged.pop(self.name, None)
+        self.client.settle(
+            replace(self.header, again=again),
+            self.task.name,
+            self.outcome,
+            rejected=self.rejected,
+        )
+
+
+def sends_events(eventer: Any, task: Any) -> bool:
+    """Whether this worker sends the events of this task: Celery's own switches."""
+    if eventer is None or not eventer.enabled or not task.send_events:
+        return False
+    return not eventer.groups or "task" in eventer.groups
