@@ -1,7 +1,7 @@
-"""The call of a follower: a duplicate that keeps its own id and shares the holder's outcome.
+"""The call of a follower, as it is stored with the lock of its holder.
 
-It is kept in the lock store as text, so that any worker can publish it under its own id
-(its holder has died), or complete it without ever running it.
+It is kept as text, so that any worker can publish it under its own id (its holder has died), or
+complete it without ever running it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OF_THE_CALLER = (
 
 @dataclass(frozen=True, slots=True)
 class FollowerCall:
-    """A call as anybody can publish it, with what its lock would be."""
+    """A call as any process can publish it, with the header of its lock."""
 
     name: str
     args: Any
@@ -85,7 +85,7 @@ class FollowerCall:
     def of_request(
         cls, app: Any, request: Any, header: LockHeader, *, grace_ms: int, lease_ms: int
     ) -> FollowerCall:
-        """The call of a message that a worker has in hand, as Celery would send it again."""
+        """The call of a message that a worker holds, as Celery would send it again."""
         args, kwargs, _ = request._payload
         context = request._context
         options = context.as_execution_options()
@@ -157,7 +157,7 @@ class FollowerCall:
     # -- what is made of it ------------------------------------------------------
 
     def request(self, **facts: Any) -> Context:
-        """As the worker would have seen it, had it been published and run."""
+        """As in the worker, had it been published and run."""
         options = self.options
         stamped = options.get("stamped_headers")
         request = Context(
@@ -205,9 +205,6 @@ class FollowerCall:
             options["task_type"] = task
         app.send_task(self.name, self.args, self.kwargs, add_to_parent=False, **options)
 
-    def delay_ms(self, app: Any) -> int:
-        return delay_ms(app, self.options)
-
 
 def _encoded(codec: Any, text: str) -> str:
     try:
@@ -226,21 +223,21 @@ def _encoded(codec: Any, text: str) -> str:
 
 
 def _decoded(codec: Any, text: str) -> str:
-    """One that was stored before the codec was set is read as it is."""
+    """A message that was stored before the codec was set is read as it is."""
     if not text.startswith(ENCODED):
         return text
     if codec is None:
         raise ConfigurationError(
             "A follower's message in the lock store is encoded, and this process has no "
-            "unique_follower_codec: give it the one that the callers have.",
+            "unique_follower_codec: set the one that the callers have.",
             setting="unique_follower_codec",
         )
     return bytes(codec.decode(base64.b64decode(text.removeprefix(ENCODED)))).decode()
 
 
 def _portable(app: Any, task_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without what belongs to this process, and with all that Celery would
-    have taken from here: times from now, the task that calls, the queue for replies."""
+    """The options without what belongs to this process, and with what Celery would add here:
+    absolute times, the task that calls, the queue for replies."""
     kept = {
         name: value
         for name, value in options.items()
@@ -270,7 +267,7 @@ def _portable(app: Any, task_id: str, options: Mapping[str, Any]) -> dict[str, A
 
 
 def _add_family(app: Any, task_id: str, options: dict[str, Any]) -> None:
-    """Root, parent and priority, as ``send_task`` takes them from the task that calls."""
+    """Root, parent and priority, as ``send_task`` sets them from the task that calls."""
     parent = app.current_worker_task
     if parent is not None and not (options.get("root_id") and options.get("parent_id")):
         request = parent.request

@@ -2,9 +2,9 @@
 
 In Celery's own order: callbacks and the next link of its chain are sent, then the result
 is stored, then its chord is counted. A failure is stored first; then its chord is counted,
-the rest of its chain fails, and error callbacks are sent. Somebody who dies in between
-leaves the follower to another, who does all of it that may not have been done: callbacks
-may be sent once more, and nothing is lost.
+the rest of its chain fails, and error callbacks are sent. If a process dies in between,
+another one does all of it that may not have been done: callbacks may be sent once more, and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .continuations import finishing
 logger = logging.getLogger("celery_unique")
 
 
-#: Result backends that nobody can be asked of again: results are messages, or nowhere.
+#: Result backends that cannot be read twice: results are messages, or nowhere.
 _UNREADABLE = ("rpc://", "disabled://")
 
-#: How a task ended that was not carried out, though nobody wanted it to end.
-_NOT_BY_SOMEBODY = ("expired", "superseded", "withdrawn")
+#: Why a task was dropped without being revoked.
+_NOT_REVOKED = ("expired", "superseded", "withdrawn")
 
-#: How many replacements in a row are looked for in the result backend.
+#: How many replacements in a row are read from the result backend.
 _REPLACEMENTS = 100
 
 
@@ -44,7 +44,7 @@ class Outcome:
     state: str
     value: Any
     traceback: str | None = None
-    #: What its body has called, for the trail of whoever shares its outcome.
+    #: What its body has called, for the trail of its followers.
     children: tuple[Any, ...] = ()
     worker: str | None = None
 
@@ -54,9 +54,9 @@ class Outcome:
 
 
 def stored_outcome(app: Any, task_name: str, task_id: str) -> Outcome | None:
-    """The outcome of a task as the result backend tells it; None where it does not.
+    """The outcome of a task in the result backend; None where there is none.
 
-    A task that was dropped without anybody wanting that has none: it expired, say.
+    A task that was dropped without being revoked has none: one that expired, say.
     """
     backend = _backend_of(app, task_name)
     for _ in range(_REPLACEMENTS):
@@ -66,20 +66,20 @@ def stored_outcome(app: Any, task_name: str, task_id: str) -> Outcome | None:
         replacement = _replacement(meta)
         if not replacement:
             break
-        task_id = replacement  # which has done its work
+        task_id = replacement
     state, value = meta["status"], meta.get("result")
-    if state == states.REVOKED and str(value).startswith(_NOT_BY_SOMEBODY):
+    if state == states.REVOKED and str(value).startswith(_NOT_REVOKED):
         return None
     return Outcome(state, value, meta.get("traceback"), worker=meta.get("worker"))
 
 
 def _replacement(meta: Any) -> str:
-    """The task that took the place of one that never ran; empty for none."""
+    """The task that replaced one that never ran; empty for none."""
     return replacement_in(str(meta.get("result"))) if meta["status"] == states.REVOKED else ""
 
 
 def has_ended(app: Any, call: FollowerCall) -> bool | None:
-    """Whether a follower has its result; None where no result tells."""
+    """Whether a follower has its result; None where that cannot be read."""
     backend, task = _backend_of(app, call.name), app._tasks.get(call.name)
     if backend.as_uri() in _UNREADABLE or _is_ignored(task, call.request()):
         return None
@@ -97,7 +97,7 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
     request = call.request(hostname=outcome.worker)
     meta = _stored(backend, call.task_id)
     if meta is not None and _replacement(meta):
-        meta = None  # superseded, it was taken for a call that nobody waits for
+        meta = None  # superseded, it was taken for a call without a canvas
     request._children = list(outcome.children)
     stacks = () if task is None else (_task_stack, task.request_stack)
     depths = [len(stack) for stack in stacks]
@@ -110,11 +110,11 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
                 if meta is None:
                     _end(app, backend, task, request, outcome)
                 else:
-                    _go_on(backend, task, request, outcome, meta)
+                    _complete_rest(backend, task, request, outcome, meta)
             except Exception as error:
                 if _may_work_later(backend, error):
                     raise
-                # It would not work the next time either: said once, and nobody waits for it.
+                # It would not work the next time either: logged once, and it fails.
                 logger.exception("%s[%s] could not be completed", call.name, call.task_id)
                 if meta is None and outcome.state == states.SUCCESS:
                     _fail(
@@ -160,9 +160,9 @@ def _fail(
 
 
 def _is_ignored(task: Any, request: Context) -> bool:
-    """What the call says of its result, or else the task."""
-    said = request.__dict__.get("ignore_result")
-    return bool(getattr(task, "ignore_result", False) if said is None else said)
+    """By the option of the call, or else of the task."""
+    option = request.__dict__.get("ignore_result")
+    return bool(getattr(task, "ignore_result", False) if option is None else option)
 
 
 def _send_on(app: Any, request: Context, value: Any) -> None:
@@ -189,12 +189,12 @@ def _send_on(app: Any, request: Context, value: Any) -> None:
         link.apply_async((value,), chain=request.chain[:-1], **options)
 
 
-def _go_on(backend: Any, task: Any, request: Context, outcome: Outcome, meta: Any) -> None:
-    """It has its result. Whoever stored it may have died before the rest was done."""
+def _complete_rest(backend: Any, task: Any, request: Context, outcome: Outcome, meta: Any) -> None:
+    """It has its result. The process that stored it may have died before the rest was done."""
     if not _counts_members(backend):
         request.chord = None
     if request.chord and _body_is_claimed(backend, request):
-        raise BackendError("the body of its chord is being sent, or who was to send it has died")
+        raise BackendError("the body of its chord is being sent, or its sender has died")
     if meta["status"] == outcome.state != states.SUCCESS:
         _fail(backend, task, request, outcome)  # the same result once more, and the rest
     elif request.chord:
@@ -208,10 +208,10 @@ def _counts_members(backend: Any) -> bool:
 
 
 def _body_is_claimed(backend: Any, request: Context) -> bool:
-    """Whether somebody is to send the body of its chord, and has not said that it is sent.
+    """Whether a process has claimed to send the body of its chord, and has not sent it yet.
 
-    From 5.7 on Celery keeps others from it for some seconds. Whoever counts the last member
-    in that time sends nothing, and nobody would count it again if that one is dead.
+    From 5.7 on Celery excludes others for some seconds. A process that counts the last member
+    in that time sends nothing, and it would not be counted again if the claimant is dead.
     """
     claim = backend.client.get(backend.get_key_for_group(request.group, ".c"))
     return claim is not None and claim not in (b"done", "done")
@@ -241,10 +241,10 @@ _SUPERSEDED_BY = "superseded by task "
 
 
 def replacement_in(reason: str) -> str:
-    """The task that took the place of one that ended for this reason; empty for none."""
+    """The task that replaced one that ended for this reason; empty for none."""
     return reason.removeprefix(_SUPERSEDED_BY) if reason.startswith(_SUPERSEDED_BY) else ""
 
 
 def reason_of(mark: str, by: str) -> str:
-    """Why a message is dropped at the gate, for the result backend and for people."""
+    """Why a message is dropped at the gate, for the result backend and the log."""
     return f"{mark} by task {by}" if by else mark

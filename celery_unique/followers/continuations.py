@@ -25,7 +25,7 @@ logger = logging.getLogger("celery_unique")
 #: then continues it.
 IN_BODY = "unique_in_body"
 
-#: Celery's own tasks whose whole body is to publish the body of somebody's chord.
+#: Celery's own tasks whose whole body is to publish the body of a chord.
 PUBLISH_FOR_OTHERS = ("celery.chord_unlock",)
 
 _this_thread = threading.local()
@@ -35,7 +35,7 @@ class finishing:  # noqa: N801  used as a function is, in a with statement
     """The worker's main process ends a task: its callbacks are published from here.
 
     The thread refers to it weakly: should a signal come before ``__exit__`` has reset that, the
-    state ends with the block all the same.
+    state ends with the block anyway.
     """
 
     def __enter__(self) -> None:

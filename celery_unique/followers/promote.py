@@ -1,4 +1,4 @@
-"""Who follows a task gets its outcome; whose task has died is run in its place."""
+"""Gives the followers of an ended task its outcome, and runs one of those whose task has died."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
+from celery_unique.config.leases import delay_ms
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.header import LockHeader
+from celery_unique.header import BOOT, LockHeader
 from celery_unique.stores.base import Held, Orphan
 
 from .call import FollowerCall
@@ -20,22 +21,34 @@ from .complete import Outcome, complete, stored_outcome
 logger = logging.getLogger("celery_unique")
 
 
-#: Differs between two lives of a process with the same number.
-_BOOT = f"{time.time_ns():x}"
-
-
-def call_of(app_state: AppState, message: str) -> FollowerCall:
-    """The call of a follower, from what the store has of it."""
-    return FollowerCall.loads(app_state.app, message, app_state.settings.follower_codec)
+def end_with_followers(
+    app_state: AppState,
+    lock: LockHeader,
+    task_name: str,
+    outcome: Outcome | None,
+    settle: Callable[[], None],
+) -> None:
+    """Share the outcome, then settle the record; or, where there is none to share (it
+    expired, it was ignored), settle and let the first of the followers run."""
+    if outcome is not None and complete_all(app_state, lock, task_name, outcome):
+        settle()
+        return
+    settle()
+    try:
+        app_state.store.flush()  # settled fire-and-forget: the reaper must not be faster
+        reap_orphans(app_state, lock.key)
+    except StoreUnavailable as error:
+        reporting.store_error(app_state.app, "reap", error, task_name, lock.task_id, lock.key)
 
 
 def complete_all(app_state: AppState, lock: LockHeader, task_name: str, outcome: Outcome) -> bool:
-    """Complete everybody who follows the task, and whoever joins meanwhile. Whether all are.
+    """Complete all followers of the task, and those that join meanwhile. Whether all are.
 
     Called after the task's own result is stored and before its record is settled: until
-    then it is this delivery's to complete them, and nobody else's while its lease holds.
+    then only this delivery completes them, while its lease holds.
     """
     store, seen, all_done = app_state.store, set[str](), True
+    run_ms = app_state.leases.run_ms
     alive_until = _half_a_lease_from_now(app_state)
     try:
         while waiting := [
@@ -45,7 +58,7 @@ def complete_all(app_state: AppState, lock: LockHeader, task_name: str, outcome:
         ]:
             for follower_id, follower in waiting:
                 if time.monotonic() > alive_until:
-                    store.renew([_still_here(app_state, lock)])
+                    store.renew([Held(lock.key, lock.task_id, lock.delivery, run_ms, run_ms)])
                     alive_until = _half_a_lease_from_now(app_state)
                 seen.add(follower_id)
                 all_done &= _complete(app_state, lock.key, follower_id, follower.message, outcome)
@@ -59,15 +72,10 @@ def _half_a_lease_from_now(app_state: AppState) -> float:
     return time.monotonic() + app_state.leases.run_ms / 2000
 
 
-def _still_here(app_state: AppState, lock: LockHeader) -> Held:
-    run_ms = app_state.leases.run_ms
-    return Held(lock.key, lock.task_id, lock.delivery, run_ms, run_ms)
-
-
 def _complete(
     app_state: AppState, key: str, follower_id: str, message: str, outcome: Outcome
 ) -> bool:
-    """Whether it has its outcome now. If not it stays where it is, for whoever looks next."""
+    """Whether it has its outcome now. If not, it stays where it is, for the next round."""
     try:
         complete(app_state.app, call_of(app_state, message), outcome)
     except Exception:
@@ -78,17 +86,30 @@ def _complete(
     return True
 
 
+def call_of(app_state: AppState, message: str) -> FollowerCall:
+    """The call of a follower, from what the store has of it."""
+    return FollowerCall.loads(app_state.app, message, app_state.settings.follower_codec)
+
+
+def readable_call(app_state: AppState, follower_id: str, message: str) -> FollowerCall | None:
+    """The same, or None where this process cannot read it: that must not delay the others."""
+    try:
+        return call_of(app_state, message)
+    except Exception:
+        logger.exception("cannot read the message of task %s", follower_id)
+        return None
+
+
 def reap_orphans(app_state: AppState, key: str) -> bool:
     """Complete or run the followers of the key whose task is gone. Whether there were any.
 
-    Excluded from doing it twice by the reaper's claim on the key, while that lasts.
+    The reaper's claim on the key excludes others, while it lasts.
     """
-    me = f"{socket.gethostname()}/{os.getpid()}/{_BOOT}"
-    claim_ms = app_state.leases.run_ms
+    reaper = f"{socket.gethostname()}/{os.getpid()}/{BOOT}"
     found = False
-    while orphans := app_state.store.reap(key, me, claim_ms):
+    while orphans := app_state.store.reap(key, reaper, app_state.leases.run_ms):
         found = True
-        if not _Round(app_state, key, me).go_through(orphans):
+        if not _Round(app_state, key, reaper).go_through(orphans):
             break
     return found
 
@@ -106,39 +127,27 @@ class _Round:
         self._claimed_until = _half_a_lease_from_now(app_state)
 
     def go_through(self, orphans: list[Orphan]) -> bool:
-        """Whether it is worth asking for more at once."""
+        """Whether there may be more that can be reaped now."""
         progress = False
         for orphan in orphans:
             if time.monotonic() > self._claimed_until:
-                break  # claim the rest anew, before another does
-            call = self._call_of(orphan)
+                break  # claim the rest again, before another reaper does
+            call = readable_call(self._app_state, orphan.follower_id, orphan.message)
             if call is None or orphan.holder in self._left:
                 continue
-            if not self._take_care_of(orphan, call):
+            outcome = self._outcome_for(orphan, call)
+            if outcome is None:
+                self._promote(orphan, call)
+            elif not _complete(
+                self._app_state, self._key, orphan.follower_id, orphan.message, outcome
+            ):
                 return False
             progress = True
         return progress
 
-    def _call_of(self, orphan: Orphan) -> FollowerCall | None:
-        """One that cannot be read here must not keep the others waiting."""
-        try:
-            return call_of(self._app_state, orphan.message)
-        except Exception:
-            logger.exception("cannot read the message of task %s", orphan.follower_id)
-            return None
-
-    def _take_care_of(self, orphan: Orphan, call: FollowerCall) -> bool:
-        outcome = self._outcome_for(orphan, call)
-        if outcome is not None:
-            return _complete(
-                self._app_state, self._key, orphan.follower_id, orphan.message, outcome
-            )
-        self._promote(orphan, call)
-        return True
-
     def _outcome_for(self, orphan: Orphan, call: FollowerCall) -> Outcome | None:
-        """What its task came to, if anybody knows. A promoted one is its own task: it may
-        have run without telling the store."""
+        """The outcome of its task, if it is known. A promoted one is its own task: it may
+        have run without the store."""
         if orphan.holder not in self._outcomes:
             outcome = stored_outcome(self._app_state.app, call.name, orphan.holder)
             if outcome is None and orphan.fate == "revoked":
@@ -158,23 +167,7 @@ class _Round:
         if verdict == "publish":
             reporting.promoted(call.name, orphan.follower_id, by=orphan.holder)
             # If this fails, or its process dies, the message is still in the store: once
-            # the grace has passed, whoever looks publishes it again.
+            # the grace has passed, the next reaper publishes it again.
             call.publish(app)
-            lease_ms = call.lease_ms + call.delay_ms(app)
+            lease_ms = call.lease_ms + delay_ms(app, call.options)
             store.confirm(self._key, orphan.follower_id, lease_ms)
-
-
-def end_with_followers(
-    app_state: AppState, lock: LockHeader, task_name: str, outcome: Outcome | None, settle: Any
-) -> None:
-    """Share the outcome, then settle the record; or, where there is none to share (it
-    expired, it was ignored), settle and let the first of the followers run."""
-    if outcome is None or not complete_all(app_state, lock, task_name, outcome):
-        settle()
-        try:
-            app_state.store.flush()  # told one way: the reaper must not be faster
-            reap_orphans(app_state, lock.key)
-        except StoreUnavailable as error:
-            reporting.store_error(app_state.app, "reap", error, task_name, lock.task_id, lock.key)
-    else:
-        settle()

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import has_ended
-from celery_unique.followers.promote import call_of, reap_orphans
+from celery_unique.followers.promote import readable_call, reap_orphans
 from celery_unique.header import LockHeader
 
 from .lock_client import WorkerLockClient
@@ -101,7 +100,7 @@ class KnownFollowers:
         stored = {follower_id for follower_id, _ in app_state.store.followers(lock.key)}
         missing = [i for i in known.messages if i not in stored and self._is_lost(known, i)]
         for follower_id in missing:
-            call = self._call_of(known, follower_id)
+            call = readable_call(self._app_state, follower_id, known.messages[follower_id])
             if call is None:
                 continue
             message = known.messages[follower_id]
@@ -121,15 +120,8 @@ class KnownFollowers:
     def _is_lost(self, known: _Known, follower_id: str) -> bool:
         """Whether it has no result. Where that cannot be read, it is taken for completed, unless
         the store was seen without the lock of its task."""
-        call = self._call_of(known, follower_id)
+        call = readable_call(self._app_state, follower_id, known.messages[follower_id])
         if call is None:
             return False
         ended = has_ended(self._app_state.app, call)
         return known.lost if ended is None else not ended
-
-    def _call_of(self, known: _Known, follower_id: str) -> FollowerCall | None:
-        try:
-            return call_of(self._app_state, known.messages[follower_id])
-        except Exception:
-            logger.exception("cannot read the message of task %s", follower_id)
-            return None
