@@ -1,6 +1,6 @@
 """Everything wrong that a caller can say, said through the public API.
 
-Built on the tables of ``test_bad_input``: the same wrong values, names and clashes, given to calls,
+The wrong values, names and clashes of ``wrong_input`` and ``wrong_urls``, given to policies, calls,
 definitions, annotations, documents, settings and URLs of real apps, and arguments from which no
 key can be made. Each time the error names what is wrong and says what to do, nothing is published
 and no lock is left. How many they are is printed by the test of the surfaces.
@@ -24,15 +24,22 @@ import pytest
 from celery import Celery
 
 import celery_unique
-from celery_unique import CeleryUniqueError, ConfigurationError, InvalidPolicy, UniqueKeyError
+from celery_unique import (
+    CeleryUniqueError,
+    ConfigurationError,
+    InvalidPolicy,
+    UniqueKeyError,
+    UniquePolicy,
+)
 from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS
 from celery_unique.policy.fields import OPTION_OF
+from celery_unique.policy.ojs import OJS_FIELDS
 from celery_unique.policy.option_names import CALL_ONLY, OPTION_FIELDS, TASK_OPTIONS
 from celery_unique.stores import BUILT_IN, known_schemes
 from tests.support.app import locks, make_app, messages, plain_app
+from tests.support.calls import nested
 from tests.unit.config.wrong_urls import CANNOT_BE_WRONG, WRONG_URLS, django_settings
-from tests.unit.test_bad_input import (
-    A_CURE,
+from tests.unit.wrong_input import (
     BESIDE,
     CLASHES,
     NOT_DURATIONS,
@@ -40,10 +47,9 @@ from tests.unit.test_bad_input import (
     WRONG_DURATIONS,
     WRONG_SETTINGS,
     as_options,
-    check_pairs,
-    document_cases,
     misspellings,
     waits_for_a_task,
+    wrong_documents,
     wrong_values,
 )
 
@@ -54,6 +60,14 @@ pytestmark = pytest.mark.filterwarnings(
 
 Options = dict[str, Any]
 
+KINDS = ("type", "value", "unknown", "clash")
+
+#: A message says what to do: it asks for something, or names what was meant.
+A_CURE = re.compile(
+    r"\b(?:give|use|write|add|leave it out|set (?:True|unique_\w+)|put)\b|did you mean|"
+    r"every item is a string|so name the headers",
+    re.IGNORECASE,
+)
 SAYS_WHAT_TO_PASS = re.compile(r"\bPass\b|must be a string of|as keyword arguments")
 
 
@@ -97,6 +111,8 @@ class Ways:
         yield "call by name", lambda: app.send_task("elsewhere.pay", **by_name, **options), app
         yield "signature", lambda: unique.s(1).set(**options).apply_async(), app
         yield "eager call", lambda: unique.apply((1,), **options), app
+        beside = {"unique": UniquePolicy(), **options}
+        yield "beside a policy", lambda: unique.apply_async((1,), **beside), app
         yield from self.of_tasks(options)
 
     def of_tasks(self, options: Options) -> Iterator[tuple[str, Callable[[], Any], Celery]]:
@@ -117,6 +133,8 @@ def option_cases(ways: Ways) -> Iterator[Case]:
         for surface, attempt, app in ways.of(options):
             name, shown = OPTION_OF[field], repr(value)
             yield Case(surface, kind, name, attempt, app, InvalidPolicy, meant, shown)
+        policy = partial(UniquePolicy, **{**BESIDE.get(field, {}), field: value})
+        yield Case("policy", kind, field, policy, ways.app, meant=meant, shown=repr(value))
 
 
 def name_cases(ways: Ways) -> Iterator[Case]:
@@ -134,51 +152,30 @@ def name_cases(ways: Ways) -> Iterator[Case]:
 
 def clash_cases(ways: Ways) -> Iterator[Case]:
     for fields in CLASHES:
-        name = OPTION_OF[next(field for field in reversed(fields) if field != "on_conflict")]
+        field = next(field for field in reversed(fields) if field != "on_conflict")
+        policy = partial(UniquePolicy, **fields)
+        yield Case("policy", "clash", field, policy, ways.app, shown=repr(fields))
         for surface, attempt, app in ways.of(as_options(fields)):
             # Above the default that has them, dimensions without arguments win.
-            yield Case(surface, "clash", name, attempt, app, shown=repr(fields))
+            yield Case(surface, "clash", OPTION_OF[field], attempt, app, shown=repr(fields))
     for option in OPTION_FIELDS:
         value = {"unique_for": 60, "unique_by": "type", "unique_states": "window"}.get(option)
         value = value or {"unique_on_conflict": "reject", "unique_max_wait": 60}.get(option, "a")
         value = {"unique_key": "{a}", "identity_strategy": "strict"}.get(option, value)
-        yield Case(
-            "call of a plain task",
-            "clash",
-            option,
-            lambda option=option, value=value: ways.plain.apply_async((1,), **{option: value}),
-            ways.app,
-            shown="unique is set nowhere",
-        )
-        yield Case(
-            "definition",
-            "clash",
-            option,
-            lambda option=option, value=value: define(ways.defining, **{option: value}).name,
-            ways.defining,
-            shown="unique is set nowhere",
-        )
+        call = partial(ways.plain.apply_async, (1,), **{option: value})
+        yield Case("call of a plain task", "clash", option, call, ways.app, shown="set nowhere")
+        definition = lambda given={option: value}: define(ways.defining, **given).name  # noqa: E731
+        yield Case("definition", "clash", option, definition, ways.defining, shown="set nowhere")
 
 
 def document_call_cases(ways: Ways) -> Iterator[Case]:
-    for case in document_cases():
-        [layer] = case.attempt.args[0]  # type: ignore[attr-defined]
-        if isinstance(layer["unique"], bool):
-            continue
-        for surface, attempt, app in (
-            (
-                "document at a call",
-                lambda layer=layer: ways.unique.apply_async((1,), **layer),
-                ways.app,
-            ),
-            (
-                "document by name",
-                lambda layer=layer: ways.app.send_task("else.where", kwargs={"a": 1}, **layer),
-                ways.app,
-            ),
-        ):
+    for name, kind, document, meant in wrong_documents():
+        at_a_call = partial(ways.unique.apply_async, (1,), unique=document)
+        by_name = partial(ways.app.send_task, "else.where", kwargs={"a": 1}, unique=document)
+        for surface, attempt in {"at a call": at_a_call, "by name": by_name}.items():
+            shown = f"document {document!r}"
             yield Case(
-                surface, case.kind, case.name, attempt, app, meant=case.meant, shown=case.shown
+                f"document {surface}", kind, name, attempt, ways.app, meant=meant, shown=shown
             )
 
 
@@ -204,16 +201,9 @@ def idempotency_cases(ways: Ways) -> Iterator[Case]:
     yield case("type", "tenant", UniqueKeyError, unique_meta="tenant", headers={"tenant": object()})
 
 
-def deep(levels: int) -> list[Any]:
-    nested: list[Any] = []
-    for _ in range(levels):
-        nested = [nested]
-    return nested
-
-
 WITHOUT_A_KEY: dict[str, list[Any]] = {
     "type": [object(), object, len, lambda: None, (x for x in "a"), 1j, Ellipsis, math, range(2)],
-    "value": [math.nan, math.inf, -math.inf, "\ud800", {"\ud800": 1}, deep(3000),
+    "value": [math.nan, math.inf, -math.inf, "\ud800", {"\ud800": 1}, nested(3000),
               {"é": 1, "e\u0301": 2}],
 }  # fmt: skip
 
@@ -221,18 +211,12 @@ WITHOUT_A_KEY: dict[str, list[Any]] = {
 def argument_cases(ways: Ways) -> Iterator[Case]:
     for kind, values in WITHOUT_A_KEY.items():
         for value in values:
-            for nested in (value, [value], {"inner": [value]}):
-                for args, kwargs, name in (((nested,), {}, "a"), ((1,), {"b": nested}, "b")):
-                    yield Case(
-                        "argument",
-                        kind,
-                        f"'{name}'",
-                        lambda args=args, kwargs=kwargs: ways.unique.apply_async(args, kwargs),
-                        ways.app,
-                        UniqueKeyError,
-                        meant="unique_key=",
-                        shown=type(value).__name__,
-                    )
+            for within in (value, [value], {"inner": [value]}):
+                for args, kwargs, name in (((within,), {}, "a"), ((1,), {"b": within}, "b")):
+                    attempt = partial(ways.unique.apply_async, args, kwargs)
+                    shown = type(value).__name__
+                    yield Case("argument", kind, f"'{name}'", attempt, ways.app, UniqueKeyError,
+                               "unique_key=", shown)  # fmt: skip
     fitting: list[tuple[str, Any, Any, str]] = [
         ("unknown", (1,), {"c": 1}, "'c'"),
         ("clash", (1,), {"a": 1}, "'a'"),
@@ -240,7 +224,7 @@ def argument_cases(ways: Ways) -> Iterator[Case]:
         ("value", (1, 2, 3), {}, "shop.pay"),
     ]
     for kind, args, kwargs, name in fitting:
-        attempt = lambda args=args, kwargs=kwargs: ways.unique.apply_async(args, kwargs)  # noqa: E731
+        attempt = partial(ways.unique.apply_async, args, kwargs)
         yield Case("argument", kind, name, attempt, ways.app, UniqueKeyError, shown=repr(kwargs))
     by_name = lambda: ways.app.send_task("elsewhere.pay", (1,), unique=True)  # noqa: E731
     yield Case("argument", "value", "elsewhere.pay", by_name, ways.app, UniqueKeyError, "keyword")
@@ -300,12 +284,13 @@ def scheme_cases() -> Iterator[Case]:
     for wrong, meant in misspellings(known_schemes()):
         if wrong.lower() not in known_schemes():
             attempt, app = call_of(unique_store_url=f"{wrong}://me:hunter2@host/0")
-            yield Case(
-                "scheme", "unknown", name, attempt, app, ConfigurationError, f"{meant}://", wrong
-            )
-    for broker in ("amqp://me:hunter2@host", "sqs://", "filesystem://", "pyamqp://"):
-        attempt, app = call_of(broker_url=broker, unique_store_url=None, result_backend="rpc://")
-        yield Case("scheme", "value", name, attempt, app, ConfigurationError, shown=broker)
+            right = f"{meant}://"
+            yield Case("scheme", "unknown", name, attempt, app, ConfigurationError, right, wrong)
+    for broker in ("amqp://me:hunter2@host", "sqs://", "filesystem://", "pyamqp://", "kafka://h"):
+        for backend in (None, "rpc://", "db+sqlite:///x", "cache+memory://", "file:///tmp/x"):
+            conf = {"broker_url": broker, "result_backend": backend, "unique_store_url": None}
+            attempt, app = call_of(**conf)
+            yield Case("scheme", "value", name, attempt, app, ConfigurationError, shown=repr(conf))
 
 
 class Nobody:
@@ -352,17 +337,8 @@ def cases_of(scheme: str, nobody: Nobody) -> Iterator[Case]:
         for wrong, named in urls:
             url = wrong.format(port=nobody.port, directory=nobody.directory)
             attempt, app = call_of(unique_store_url=url, unique_on_store_error="publish")
-            yield Case(
-                f"{scheme}:// URL",
-                kind,
-                "unique_store_url",
-                attempt,
-                app,
-                ConfigurationError,
-                named,
-                url,
-                nobody.traces,
-            )
+            yield Case(f"{scheme}:// URL", kind, "unique_store_url", attempt, app,
+                       ConfigurationError, named, url, nobody.traces)  # fmt: skip
 
 
 # -- the tests -------------------------------------------------------------------------------------
@@ -482,17 +458,18 @@ def test_every_surface_has_every_kind_of_wrong_and_how_many_were_tried(ways, nob
         *(idempotency_cases, argument_cases),
     )
     of_apps = (setting_cases(), scheme_cases(), url_cases(nobody))
-    tried: Counter[tuple[str, str]] = Counter()
-    for cases in (*(each(ways) for each in of_ways), *of_apps):
-        tried.update((case.surface, case.kind) for case in cases)
 
-    surfaces, kinds = Counter[str](), Counter[str]()
-    for (surface, kind), number in tried.items():
-        surfaces[surface] += number
-        kinds[kind] += number
-    report(f"bad input through the public API: {tried.total()} tried, {dict(kinds)}")
-    report(f"  {dict(surfaces)}")
-    check_pairs(tried, CANNOT_EXIST)
+    cases = [case for each in (*(of(ways) for of in of_ways), *of_apps) for case in each]
+
+    tried = Counter((case.surface, case.kind) for case in cases)
+    report(f"bad input: {len(cases)} tried, {dict(Counter(case.kind for case in cases))}")
+    report(f"  {dict(Counter(case.surface for case in cases))}")
+    pairs = {(surface, kind) for surface, _ in tried for kind in KINDS}
+    assert pairs - tried.keys() == set(CANNOT_EXIST)
+    assert {kind for _, kind in tried} == set(KINDS)
+    assert all(CANNOT_EXIST.values()), "each has a reason"
+    untried = {*SETTINGS, *DEFAULT_SETTINGS, *OPTION_FIELDS, *OJS_FIELDS}
+    assert untried - {case.name for case in cases} == set()
 
 
 def test_every_scheme_has_wrong_urls():
