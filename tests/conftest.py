@@ -87,52 +87,25 @@ def _must_be_marked(request: pytest.FixtureRequest) -> None:
         )
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+def _server(server_class: type[Any]) -> Any:
+    """A fixture: a server that the tests of a session share."""
+
+    @pytest.fixture(scope="session")
+    def started() -> Iterator[Any]:
+        with server_class() as server:
+            yield server
+
+    return started
 
 
-@pytest.fixture(scope="session")
-def valkey_server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[RabbitMQServer]:
-    with RabbitMQServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariaDBServer]:
-    with MariaDBServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[RedisCluster]:
-    with RedisCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def redis_sentinels() -> Iterator[RedisSentinels]:
-    with RedisSentinels() as sentinels:
-        yield sentinels
-
-
-@pytest.fixture(scope="session")
-def tls_redis_server() -> Iterator[TlsRedisServer]:
-    with TlsRedisServer() as server:
-        yield server
+redis_server = _server(RedisServer)
+valkey_server = _server(ValkeyServer)
+rabbitmq_server = _server(RabbitMQServer)
+postgres_server = _server(PostgresServer)
+mariadb_server = _server(MariaDBServer)
+redis_cluster = _server(RedisCluster)
+redis_sentinels = _server(RedisSentinels)
+tls_redis_server = _server(TlsRedisServer)
 
 
 @pytest.fixture(scope="session")

@@ -192,29 +192,26 @@ RELAXED = settings(
 )
 
 
+def check(store: SqlStore, clock: Clock, max_examples: int) -> None:
+    examples = iter(range(10**9))
+
+    @settings(RELAXED, max_examples=max_examples)
+    @given(st.lists(ACTS, min_size=2, max_size=25))
+    def play_all(steps: list[tuple[Any, ...]]) -> None:
+        compare(steps, f"key {next(examples)}", clock, store)
+
+    play_all()
+
+
 @pytest.mark.slow
 def test_sqlite_answers_as_python_does(open_sql_store, clock, tmp_path):
     store = open_sql_store(f"sqlite:///{tmp_path / 'locks.db'}")
-    examples = iter(range(10**9))
-
-    @settings(RELAXED, max_examples=300)
-    @given(st.lists(ACTS, min_size=2, max_size=25))
-    def check(steps: list[tuple[Any, ...]]) -> None:
-        compare(steps, f"key {next(examples)}", clock, store)
-
-    check()
+    check(store, clock, 300)
 
 
 def test_postgresql_answers_as_python_does(open_sql_store, clock, postgres_url):
     store = open_sql_store(postgres_url)
-    examples = iter(range(10**9))
-
-    @settings(RELAXED, max_examples=60)
-    @given(st.lists(ACTS, min_size=2, max_size=25))
-    def check(steps: list[tuple[Any, ...]]) -> None:
-        compare(steps, f"key {next(examples)}", clock, store)
-
-    check()
+    check(store, clock, 60)
 
 
 @pytest.mark.parametrize("answers_inserts", [True, False], ids=["mariadb", "mysql"])
@@ -224,14 +221,7 @@ def test_mariadb_answers_as_python_does_in_its_own_and_in_mysqls_way(
     store = open_sql_store(mariadb_url)
     store.ping()
     store._database._engine.dialect.insert_returning = answers_inserts
-    examples = iter(range(10**9))
-
-    @settings(RELAXED, max_examples=40)
-    @given(st.lists(ACTS, min_size=2, max_size=25))
-    def check(steps: list[tuple[Any, ...]]) -> None:
-        compare(steps, f"key {next(examples)}", clock, store)
-
-    check()
+    check(store, clock, 40)
 
 
 @given(CLAIMS)

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,12 +46,7 @@ class Producers:
             )
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()

@@ -66,6 +66,18 @@ def make_stage(
     make.close()
 
 
+@pytest.fixture(scope="module")
+def shared_stage(make_stage: MakeStage) -> Stage:
+    return make_stage()
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Stage:
+    """That of the module, with a worker."""
+    shared_stage.ensure_worker()
+    return shared_stage
+
+
 @pytest.fixture
 def own_stage(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory

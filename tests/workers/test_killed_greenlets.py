@@ -19,12 +19,6 @@ def shared_stage(make_stage: Callable[..., Stage]) -> Stage:
     return make_stage(pool="gevent")
 
 
-@pytest.fixture
-def stage(shared_stage: Stage) -> Stage:
-    shared_stage.ensure_worker()
-    return shared_stage
-
-
 @pytest.mark.parametrize("task", ["hard_limit", "hard_limit_late"])
 def test_the_time_limit_frees_the_key(stage, tag, task):
     first = stage.call(task, tag)

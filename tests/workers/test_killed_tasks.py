@@ -16,17 +16,6 @@ pytestmark = pytest.mark.versions
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
 
-@pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., Stage]) -> Stage:
-    return make_stage()
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Stage:
-    shared_stage.ensure_worker()
-    return shared_stage
-
-
 # -- time limits -------------------------------------------------------------------------
 
 

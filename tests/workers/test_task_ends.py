@@ -20,12 +20,6 @@ def shared_stage(
     stage.close()
 
 
-@pytest.fixture
-def stage(shared_stage: Stage) -> Stage:
-    shared_stage.ensure_worker()
-    return shared_stage
-
-
 @pytest.mark.parametrize(
     ("task", "state", "reason"),
     [

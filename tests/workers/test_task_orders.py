@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.support.stage import Stage
-
-
-@pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., Stage]) -> Stage:
-    return make_stage()
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Stage:
-    shared_stage.ensure_worker()
-    return shared_stage
-
 
 # -- retries -------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,17 +18,6 @@ from tests.support.stage import Stage
 pytestmark = pytest.mark.versions
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
-
-
-@pytest.fixture(scope="module")
-def shared_stage(make_stage: Callable[..., Stage]) -> Stage:
-    return make_stage()
-
-
-@pytest.fixture
-def stage(shared_stage: Stage) -> Stage:
-    shared_stage.ensure_worker()
-    return shared_stage
 
 
 @pytest.fixture
