@@ -1,4 +1,4 @@
-"""acquire and acquire_many: who is admitted, and who is told about whom."""
+"""acquire and acquire_many: which call is admitted, and which holder a duplicate gets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from celery_unique.testing.store_contract.factories import (
     task_of,
 )
 
-#: How a call asks that is then told of the holder.
-HEARD_BY_A_DUPLICATE = [("ignore", ""), ("reject", ""), ("rerun", ""), ("ignore", "message")]
+#: Strategy and ``join`` of calls whose reply names the holder.
+NAME_THE_HOLDER = [("ignore", ""), ("reject", ""), ("rerun", ""), ("ignore", "message")]
 
 
 class AcquireContract:
@@ -92,7 +92,7 @@ class AcquireContract:
         holder = Holder("first", State.PENDING, created.now, created.now + GRACE)
         assert reply == Acquired("rejected", holder, about(created.now))
 
-    @pytest.mark.parametrize(("on_conflict", "join"), HEARD_BY_A_DUPLICATE)
+    @pytest.mark.parametrize(("on_conflict", "join"), NAME_THE_HOLDER)
     def test_a_duplicate_hears_the_eta_of_a_holder_that_is_not_confirmed_yet(
         self, key: Key, on_conflict: str, join: str
     ) -> None:

@@ -1,4 +1,4 @@
-"""cancel and release: somebody else ends what a caller began."""
+"""cancel and release: a task is ended from outside."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class ConfirmContract:
         holder = key.acquire("second").holder
         assert holder is not None
         assert not holder.abandoned
-        # It dies before it has published: the next one may, once the time is over.
+        # It dies before it publishes: the next caller may once the claim has lapsed.
         key.advance(GRACE)
         assert key.help("first", GRACE) == "go"
 

@@ -1,4 +1,4 @@
-"""What tests ask of a store, with the parts that do not matter filled in.
+"""Acts on a store, with usual values for the arguments that do not matter.
 
 Every duration is a multiple of a minute, so that the few milliseconds between
 two acts can never be mistaken for one.
@@ -45,7 +45,7 @@ def fresh_key() -> str:
 
 
 def about(time_ms: int) -> Any:
-    """Equal to a time up to half a minute away: real time goes on between two acts."""
+    """Equal to a time up to half a minute away: real time passes between two acts."""
     return pytest.approx(time_ms, abs=MINUTE // 2)
 
 

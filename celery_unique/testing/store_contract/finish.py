@@ -1,4 +1,4 @@
-"""finish and settle: a body is over, then its result and acknowledgement are."""
+"""finish and settle: the end of a body, then of its result and acknowledgement."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ class FinishContract:
     def test_a_delivery_that_was_taken_over_does_not_end_the_retry_of_the_other(
         self, key: Key
     ) -> None:
-        """After the retry no delivery is recorded, but the token tells whose start it was."""
+        """After the retry no delivery is recorded, but the token identifies the start."""
         old = key.run("first", "d1").token
         key.advance(RUN_LEASE)
         new = key.start("first", "d2").token
@@ -364,5 +364,5 @@ class FinishContract:
 
         assert late == Finished("not_yours")
         assert key.acquire("second").outcome == "duplicate"
-        # Its own delivery may, though it let go of it: a retry whose body then ends all the same.
+        # Its own delivery may, although it released the task: a retry whose body ends anyway.
         assert key.finish("first", "d2", token=new).verdict == "ended"

@@ -23,7 +23,7 @@ from celery_unique.testing.store_contract.followers import (
 
 
 def found_due(key: Key, reaper: str = "worker") -> list[str]:
-    """What any worker finds that looks after followers."""
+    """The orphans that any reaping worker finds."""
     return orphans(key, reaper) if key.text in key.store.due() else []
 
 
@@ -48,7 +48,7 @@ class FollowerScheduleContract:
         assert found_due(key) == ["f"]
 
     def test_followers_survive_a_worker_that_dies_while_it_completes_them(self, key: Key) -> None:
-        """Removed before they are told: the second one is lost."""
+        """Removed before they are completed, the second one would be lost."""
         key.run("h")
         joined(key, "f", "g")
         key.finish("h")
@@ -222,7 +222,7 @@ class FollowerScheduleContract:
     # -- never both --------------------------------------------------------------------------
 
     def test_a_follower_that_runs_is_not_completed_too(self, key: Key) -> None:
-        """A message of its own has turned up (its done mark lapsed, or somebody resent it)."""
+        """A message of its own has turned up (its done mark lapsed, or the message was resent)."""
         key.run("h", states=SUCCESS)
         joined(key, "f")
 

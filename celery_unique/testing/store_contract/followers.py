@@ -31,7 +31,7 @@ def join(key: Key, task_id: str, **fields: Any) -> Acquired:
 
 def joined(key: Key, *task_ids: str, **fields: Any) -> None:
     for task_id in task_ids:
-        # They are told of oldest first: no two are of the same millisecond.
+        # Listed oldest first: no two join in the same millisecond.
         key.advance(1)
         assert join(key, task_id, **fields).outcome == "joined"
 
@@ -53,7 +53,7 @@ def follow(key: Key, holder: str) -> list[str]:
 
 
 def replaced(key: Key, *task_ids: str, **fields: Any) -> None:
-    """Each takes the place of the one before; the first is in a canvas."""
+    """Each replaces the one before; the first is in a canvas."""
     key.publish(task_ids[0], canvas=True)
     for task_id in task_ids[1:]:
         key.advance(1)
@@ -126,7 +126,7 @@ class SupersededContract:
 
         assert ended == Finished("ended", settle=True, followers=True)
         assert follows(key, "a", "b")
-        assert reap(key) == [], "whoever ends it completes its followers"
+        assert reap(key) == [], "the delivery that ends it completes its followers"
         key.settle("c")
         assert orphans(key) == ["a"]
 
@@ -307,7 +307,7 @@ class JoinContract:
 
         key.complete_follower("f")
         key.complete_follower("f")
-        key.complete_follower("nobody")
+        key.complete_follower("unknown")
 
         assert follow(key, "h") == ["g"]
 

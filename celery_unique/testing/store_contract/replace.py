@@ -1,4 +1,4 @@
-"""Replacing and succeeding: who goes into limbo, who comes back, who is over."""
+"""Replacing and succeeding: which task goes into limbo, which comes back, which is superseded."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class ReplaceContract:
         before = key.record()
 
         forget(key, "first")
-        forget(key, "nobody")
+        forget(key, "unknown")
 
         assert key.record() == before
 
@@ -306,7 +306,7 @@ class ReplaceContract:
     # -- chains of replacements ------------------------------------------------
 
     def test_the_last_of_a_chain_names_all_that_it_stands_in_for(self, key: Key) -> None:
-        """The publisher in the middle may die: then nobody else tells of the first."""
+        """The publisher in the middle may die: no other reply names the first."""
         key.publish("a")
         stand_in(key, "b")
 
@@ -363,7 +363,7 @@ class ReplaceContract:
         assert key.start("a").verdict == "run"
 
     def test_a_confirm_that_comes_after_it_was_replaced_changes_only_itself(self, key: Key) -> None:
-        """Confirmations are one way: the next call may be faster."""
+        """Confirmations are fire-and-forget: the next call may be faster."""
         key.publish("a")
         stand_in(key, "b")
         stand_in(key, "c")
@@ -667,7 +667,7 @@ class ReplaceContract:
     def test_a_parent_with_another_key_is_no_predecessor(self, key: Key) -> None:
         key.publish("first")
 
-        reply = key.acquire("second", parent="somebody else")
+        reply = key.acquire("second", parent="another")
 
         assert reply.outcome == "duplicate"
 

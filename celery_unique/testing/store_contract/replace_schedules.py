@@ -30,7 +30,7 @@ def succeed(key: Key, task_id: str) -> None:
 
 
 def live(key: Key) -> list[str]:
-    """Whom a call may be told of: not in limbo, not ended."""
+    """The tasks that a reply may name: not in limbo, not ended."""
     record = key.record()
     return [i for i, task in record.tasks.items() if task.by not in record.tasks]
 
@@ -119,7 +119,7 @@ class ReplaceScheduleContract:
         stand_in(key, "b")
         key.advance(GRACE - MINUTE)
         stand_in(key, "c")
-        key.advance(MINUTE)  # the grace of b is over, that of c is not
+        key.advance(MINUTE)  # the grace of b has passed, that of c has not
 
         assert live(key) == ["c"]
         assert key.start("a") == Started("wait")
@@ -143,7 +143,7 @@ class ReplaceScheduleContract:
         stand_in(key, "new")
         key.start("new", "d1", mark_ms=QUEUE_LEASE)
         key.finish("new", "d1")
-        key.confirm("new")  # one way, and late
+        key.confirm("new")  # fire-and-forget, and late
 
         assert key.start("old", "d2").verdict == "superseded"
 

@@ -193,8 +193,8 @@ class RunContract:
                 "first": TaskEntry(
                     state="r",
                     created_at=created_at,
-                    # Until it is renewed: it may be a start that timed out and was carried
-                    # out after the task's end, and then nobody will ever give it back.
+                    # Until it is renewed: a start that timed out may be applied after the
+                    # end of the task, and then no worker releases it.
                     lease=about(now + RUN_LEASE),
                     task_name="shop.rebuild",
                     window_ends=created_at + 45 * MINUTE,
@@ -254,7 +254,7 @@ class RunContract:
     def test_a_message_that_may_come_back_while_it_runs_is_over_when_it_does(
         self, key: Key
     ) -> None:
-        """A worker that stops may not hear that a process of its pool has taken a task."""
+        """A worker that stops may not be notified that a process of its pool has taken a task."""
         key.run("first", "d1")
 
         replies = key.store.renew([key.running("first", "d1", copies=True)])

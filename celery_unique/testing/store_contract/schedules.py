@@ -27,7 +27,7 @@ class ScheduleContract:
     def test_a_duplicate_of_a_pending_holder_can_see_to_it_that_the_holder_is_published(
         self, key: Key
     ) -> None:
-        """A duplicate that returns at once may name a task whose publisher then dies."""
+        """A duplicate that returns immediately may name a task whose publisher then dies."""
         key.acquire("first")
         # The first caller dies here, before its publish.
 
@@ -42,7 +42,7 @@ class ScheduleContract:
     def test_a_duplicate_of_a_pending_holder_whose_publish_failed_takes_the_key_itself(
         self, key: Key
     ) -> None:
-        """As above, with a publish that fails and is given back in time."""
+        """As above, with a publish that fails and is withdrawn in time."""
         key.acquire("first")
         duplicate = key.acquire("second")
         key.give_back("first")
@@ -63,7 +63,7 @@ class ScheduleContract:
         assert key.acquire("second").outcome == "created"
 
     def test_a_publish_that_failed_frees_the_key_at_once(self, key: Key) -> None:
-        """A lock confirmed before its publish could no longer be given back."""
+        """A lock confirmed before its publish could no longer be withdrawn."""
         key.acquire("first")
         # The publish raises.
         key.give_back("first")
@@ -71,12 +71,12 @@ class ScheduleContract:
         assert key.acquire("second").outcome == "created"
 
     def test_a_confirm_that_arrives_after_the_end_revives_nothing(self, key: Key) -> None:
-        """A confirm that creates swallows calls with a task that is over."""
+        """A confirm that creates swallows calls with a task that has ended."""
         key.acquire("first")
         key.start("first")
         key.finish("first")
 
-        key.confirm("first")  # one way, and late
+        key.confirm("first")  # fire-and-forget, and late
 
         assert key.acquire("second").outcome == "created"
 
@@ -91,7 +91,7 @@ class ScheduleContract:
         assert key.finish("first", "d1").verdict == "ended"
 
     def test_a_publish_that_raised_but_landed_and_started_keeps_its_lock(self, key: Key) -> None:
-        """Giving back in any state removes the lock of a task that runs."""
+        """Withdrawing in any state removes the lock of a task that runs."""
         key.acquire("first")
         # The publish raises after the broker has taken the message.
         key.start("first")
@@ -103,7 +103,7 @@ class ScheduleContract:
         assert (duplicate.outcome, duplicate.holder.state) == ("duplicate", State.ACTIVE)
 
     def test_a_copy_survives_the_failed_publish_of_the_first_caller(self, key: Key) -> None:
-        """Another call was told to publish a copy: withdrawing the id would lose that call."""
+        """Another call may publish a copy: withdrawing the id would lose that call."""
         key.acquire("first")
         key.acquire("second")
         assert key.help("first") == "go"
@@ -117,10 +117,10 @@ class ScheduleContract:
     def test_a_publish_after_an_acquire_that_timed_out_runs_when_nothing_was_given_back(
         self, key: Key, acquired: bool
     ) -> None:
-        """Failing open must not give back first: the withdrawn mark would drop the message."""
+        """Failing open must not withdraw first: the withdrawn mark would drop the message."""
         if acquired:
             key.acquire("first")  # whose answer is lost
-        # Published all the same, because of unique_on_store_error="publish".
+        # Published anyway, because of unique_on_store_error="publish".
         key.confirm("first")
 
         started = key.start("first")
@@ -142,7 +142,7 @@ class ScheduleContract:
         assert landed == Started("superseded", mark="withdrawn")
 
     def test_a_copy_that_is_delivered_after_the_end_does_not_run_again(self, key: Key) -> None:
-        """Whoever lets a copy out must remember it, or nobody leaves a done mark for it."""
+        """A copy that was allowed must be recorded, or its end leaves no done mark."""
         key.acquire("first")
         assert key.help("first") == "go"
         key.confirm("first")  # both the first message and the copy are out now
@@ -203,9 +203,9 @@ class ScheduleContract:
     def test_a_redelivery_after_a_crash_runs_as_soon_as_the_short_lease_has_passed(
         self, key: Key
     ) -> None:
-        """With one lease for both, it would be told to wait for the whole queue lease."""
+        """With one lease for both, it would wait for the whole queue lease."""
         key.run("first", "d1")  # acks_late: the key is held for the queue lease
-        # The worker dies, and RabbitMQ redelivers at once.
+        # The worker dies, and RabbitMQ redelivers immediately.
         at_once = key.start("first", "d2")
         key.advance(RUN_LEASE)
         between = key.acquire("second")
@@ -239,7 +239,7 @@ class ScheduleContract:
     # -- renewing -----------------------------------------------------------------
 
     def test_a_renewal_that_arrives_after_the_end_revives_nothing(self, key: Key) -> None:
-        """A renewal that creates swallows calls with a task that is over."""
+        """A renewal that creates swallows calls with a task that has ended."""
         key.run("first", "d1")
         key.finish("first", "d1")
 
@@ -265,7 +265,7 @@ class ScheduleContract:
     def test_a_worker_that_dies_as_its_task_starts_does_not_leave_the_key_to_the_queue_lease(
         self, key: Key
     ) -> None:
-        """The thread that renews saw the message waiting, and tells so after the start."""
+        """The thread that renews saw the message waiting, and reports it after the start."""
         key.publish("first")
         key.start("first", "d1", lease_ms=RUN_LEASE)  # acknowledged early
         key.store.renew([key.held("first", waits_as="d1")])
@@ -311,7 +311,7 @@ class ScheduleContract:
     def test_a_twin_that_comes_only_after_the_end_does_not_run_the_finished_task_again(
         self, key: Key
     ) -> None:
-        """The worker knows that its message may exist twice, and says so when it settles."""
+        """The worker knows that its message may exist twice, and reports that when it settles."""
         key.run("first", "d1")
         key.finish("first", "d1", settle_later=True)
         key.settle("first", "d1", mark_done=True)
@@ -332,7 +332,7 @@ class ScheduleContract:
     def test_a_redelivery_between_finish_and_acknowledgement_does_not_run_beside_the_next_task(
         self, key: Key
     ) -> None:
-        """Released fully at finish, the id would be unknown and run again at once."""
+        """Released fully at finish, the id would be unknown and run again immediately."""
         key.run("first", "d1")
         key.finish("first", "d1", settle_later=True)
         key.run("second", "d2")
@@ -340,7 +340,7 @@ class ScheduleContract:
         redelivered = key.start("first", "d3")
 
         assert redelivered == Started("wait")
-        key.settle("first", "d1")  # the first delivery goes on: result, ack, settle
+        key.settle("first", "d1")  # the first delivery continues: result, ack, settle
         assert key.start("first", "d3") == Started("done")
 
     def test_a_call_that_has_seen_the_result_is_not_swallowed(self, key: Key) -> None:
@@ -376,7 +376,7 @@ class ScheduleContract:
     def test_the_original_message_runs_when_the_worker_died_before_its_retry_was_sent(
         self, key: Key
     ) -> None:
-        """A redelivery that is told apart by its retry count would be dropped: nobody is left."""
+        """A redelivery recognised by its retry count would be dropped, and the task lost."""
         key.run("first", "d1")
         key.retry("first", "d1", copies=True)
         # acks_late: the worker dies before the retry is published; the original comes back.
@@ -407,7 +407,7 @@ class ScheduleContract:
         assert original == Started("done")
 
     def test_a_task_that_waits_for_its_retry_keeps_its_key(self, key: Key) -> None:
-        """A retry is never checked again: nobody may take the key in between."""
+        """A retry is never checked again: no other call may take the key in between."""
         key.run("first", "d1")
         key.retry("first", "d1", lease_ms=10 * QUEUE_LEASE)
         key.advance(9 * QUEUE_LEASE)
@@ -430,7 +430,7 @@ class ScheduleContract:
         assert key.finish("first", "d1").verdict == "ended"
 
     def test_a_revoked_task_does_not_run_when_its_message_is_delivered(self, key: Key) -> None:
-        """A revoke frees the key at once, so the message must be stopped by a mark."""
+        """A revoke frees the key immediately, so the message must be stopped by a mark."""
         key.publish("first")
 
         key.cancel("first")
