@@ -164,6 +164,30 @@ def test_pages_hold_a_hundred_and_the_last_one_answers_for_those_beyond():
 
 
 @inside_django
+@pytest.mark.parametrize(
+    ("current", "last", "shown"),
+    [
+        (1, 1, []),
+        (2, 5, [1, 2, 3, 4, 5]),
+        (10, 20, [1, 2, None, 8, 9, 10, 11, 12, None, 19, 20]),
+        (20, 20, [1, 2, None, 18, 19, 20]),
+    ],
+)
+def test_far_pages_are_left_out(current: int, last: int, shown: list[int | None]) -> None:
+    from django.http import QueryDict
+
+    from celery_unique.contrib.django.admin_page import page_links
+    from celery_unique.contrib.django.admin_search import PER_PAGE, Found
+
+    links = page_links(QueryDict("task=a&p=7"), Found(matched=last * PER_PAGE, page=current))
+
+    assert [link and int(link.text) for link in links] == shown
+    assert [link.text for link in links if link and link.selected] == [str(current)] * bool(shown)
+    for link in filter(None, links):
+        assert link.url == "?task=a" + (f"&p={link.text}" if link.text != "1" else "")
+
+
+@inside_django
 def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_same():
     from celery_unique.config.app_state import state_of
     from celery_unique.contrib.django import admin_search as listing

@@ -25,7 +25,7 @@ from celery_unique.operations.release import release_all
 from celery_unique.operations.select import LockView, holders_of, is_key
 
 from .admin_page import Row, filters, headers, page_links, read_query, row_of
-from .admin_results import ResultLinks
+from .admin_results import result_links
 from .admin_search import Found, find
 from .celery_app import project_app
 from .models import Lock
@@ -144,9 +144,9 @@ class LockAdmin(admin.ModelAdmin):
         return TemplateResponse(request, template, whole, status=status)
 
     def _rows(self, request: HttpRequest, locks: Sequence[LockView], units: int = 1) -> list[Row]:
-        results = ResultLinks(self.admin_site, request, [lock.task_id for lock in locks])
+        results = result_links(self.admin_site, request, [lock.task_id for lock in locks])
         return [
-            row_of(lock, self._url("change", lock.key), results.of(lock.task_id), units)
+            row_of(lock, self._url("change", lock.key), results.get(lock.task_id), units)
             for lock in locks
         ]
 

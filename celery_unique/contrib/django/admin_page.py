@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from django.core.paginator import Paginator
 
 from celery_unique.operations.select import LockView, brief
 from celery_unique.policy.states import TERMINAL
@@ -83,12 +85,13 @@ def row_of(lock: LockView, url: str, result: ResultLink | None, units: int = 1) 
 def headers(query: Any, wanted: Wanted) -> list[Header]:
     def sortable(text: str, order: str, first: str = "") -> Header:
         """``first`` is a minus where the first click sorts from high to low."""
-        present = wanted.order.removeprefix("-") == order
-        if not present:
-            return Header(text, _with(query, o=first + order, p=None), "")
-        descending = wanted.order.startswith("-")
-        other = order if descending else f"-{order}"
-        return Header(text, _with(query, o=other, p=None), _direction(order, descending))
+        if wanted.order.removeprefix("-") != order:
+            return Header(text, _with(query, o=first + order, p=None))
+        is_descending = wanted.order.startswith("-")
+        other = order if is_descending else f"-{order}"
+        # The oldest lock was created first: its age is the largest.
+        falls = is_descending != (order == "created")
+        return Header(text, _with(query, o=other, p=None), "descending" if falls else "ascending")
 
     return [
         sortable("Task", "task"),
@@ -97,13 +100,6 @@ def headers(query: Any, wanted: Wanted) -> list[Header]:
         sortable("Duplicates", "duplicates", "-"),
         sortable("Expires in", "expires"),
     ]
-
-
-def _direction(order: str, descending: bool) -> str:
-    # The oldest lock was created first: its age is the largest.
-    if order == "created":
-        descending = not descending
-    return "descending" if descending else "ascending"
 
 
 def filters(query: Any, wanted: Wanted, found: Found) -> list[Filter]:
@@ -134,24 +130,17 @@ def _choices(query: Any, name: str, present: str, choices: Iterable[tuple[str, s
 
 def page_links(query: Any, found: Found) -> list[Link | None]:
     """The first, the last and those around the current one; None where some are left out."""
-    links: list[Link | None] = []
-    for number in _elided(found.page, found.pages):
-        if number is None:
-            links.append(None)
-        else:
-            url = _with(query, p=number if number > 1 else None)
-            links.append(Link(str(number), url, number == found.page))
-    return links if found.pages > 1 else []
-
-
-def _elided(present: int, last: int) -> Iterator[int | None]:
-    shown = {1, 2, last - 1, last, *range(present - 2, present + 3)}
-    before = 0
-    for number in sorted(number for number in shown if 1 <= number <= last):
-        if number > before + 1:
-            yield None
-        yield number
-        before = number
+    if found.pages == 1:
+        return []
+    numbers = Paginator(range(found.pages), 1).get_elided_page_range(
+        found.page, on_each_side=2, on_ends=2
+    )
+    return [
+        Link(str(number), _with(query, p=number if number > 1 else None), number == found.page)
+        if isinstance(number, int)
+        else None
+        for number in numbers
+    ]
 
 
 def _with(query: Any, **changes: Any) -> str:

@@ -16,28 +16,21 @@ class ResultLink(NamedTuple):
     arguments: str
 
 
-class ResultLinks:
-    """The stored results of several tasks, found with one query."""
-
-    def __init__(self, site: Any, request: Any, task_ids: Sequence[str]) -> None:
-        self._found: dict[str, ResultLink] = {}
-        model = _result_model(site, request)
-        if model is None:
-            return
-        rows = model.objects.filter(task_id__in=task_ids)
-        for task_id, pk, args, kwargs in rows.values_list(
+def result_links(site: Any, request: Any, task_ids: Sequence[str]) -> dict[str, ResultLink]:
+    """The stored results of several tasks by id, found with one query."""
+    model = _result_model(site, request)
+    if model is None:
+        return {}
+    page = "admin:django_celery_results_taskresult_change"
+    return {
+        task_id: ResultLink(
+            reverse(page, args=(pk,), current_app=site.name),
+            ", ".join(_plain(text) for text in (args, kwargs) if text),
+        )
+        for task_id, pk, args, kwargs in model.objects.filter(task_id__in=task_ids).values_list(
             "task_id", "pk", "task_args", "task_kwargs"
-        ):
-            url = reverse(
-                "admin:django_celery_results_taskresult_change",
-                args=(pk,),
-                current_app=site.name,
-            )
-            arguments = ", ".join(_plain(text) for text in (args, kwargs) if text)
-            self._found[task_id] = ResultLink(url, arguments)
-
-    def of(self, task_id: str) -> ResultLink | None:
-        return self._found.get(task_id)
+        )
+    }
 
 
 def _result_model(site: Any, request: Any) -> Any:

@@ -128,29 +128,30 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})
 _COUNT = re.compile(r"0*[1-9][0-9]*")
 _DATABASES = {"postgresql": "PostgreSQL", "mysql": "MariaDB or MySQL", "sqlite": "SQLite"}
 
+
+def _table(value: Any) -> str | None:
+    return value if isinstance(value, str) and _TABLE.fullmatch(value) else None
+
+
+def _flag(value: Any) -> bool | None:
+    return _FLAG.get(str(value).lower())
+
+
+def _count(value: Any) -> int | None:
+    return int(value) if _COUNT.fullmatch(str(value)) else None
+
+
+def _synchronous(value: Any) -> str | None:
+    return str(value).lower() if str(value).lower() in ("normal", "full") else None
+
+
 #: name -> its value (None: wrong), the values that it can have, and the one database it is for.
 _STORE_OPTIONS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "table": (
-        lambda value: value if isinstance(value, str) and _TABLE.fullmatch(value) else None,
-        "a table name of letters, digits and _, or schema.table",
-        "",
-    ),
-    "create_table": (lambda value: _FLAG.get(str(value).lower()), "true or false", ""),
-    "pool_size": (
-        lambda value: int(value) if _COUNT.fullmatch(str(value)) else None,
-        "a whole number above 0",
-        "",
-    ),
-    "synchronous": (
-        lambda value: {"normal": "normal", "full": "full"}.get(str(value).lower()),
-        "normal or full",
-        "sqlite",
-    ),
-    "through_pooler": (
-        lambda value: _FLAG.get(str(value).lower()),
-        "true or false",
-        "postgresql",
-    ),
+    "table": (_table, "a table name of letters, digits and _, or schema.table", ""),
+    "create_table": (_flag, "true or false", ""),
+    "pool_size": (_count, "a whole number above 0", ""),
+    "synchronous": (_synchronous, "normal or full", "sqlite"),
+    "through_pooler": (_flag, "true or false", "postgresql"),
 }
 
 
