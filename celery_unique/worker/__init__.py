@@ -8,5 +8,5 @@
 5. ``body`` runs in the pool: it releases the lock after the body and before the result is stored.
 6. ``release_signals`` settles the record once the result is stored, and is the backstop.
 7. ``ack`` and ``request``: the acknowledgement, and the ends that only the main process sees.
-   The table of ends is ``delivery.ENDS``; the operations on the store are in ``lock_client``.
+   The table of ends is ``delivery.End``; the operations on the store are in ``lock_client``.
 """

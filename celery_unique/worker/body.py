@@ -84,18 +84,20 @@ def around_body(app_state: AppState, task: Any, original: Body) -> Body:
 def delivery_of(app_state: AppState, task: Any, request: Any) -> Delivery | None:
     """The delivery whose body this process runs; None for a task without a lock."""
     delivery: Delivery | None = request.__dict__.get("unique_delivery")
-    if delivery is not None:
+    packed = getattr(request, HEADER, None)
+    if delivery is not None or packed is None:
         return delivery
-    header = LockHeader.from_message(getattr(request, HEADER, None))
-    if header is None or not header.delivery or header.task_id != request.id:
-        return None
-    beside = worker_state.requests.get(header.task_id)  # in a thread or greenlet of the worker
-    delivery = getattr(beside, "unique_delivery", None)
+    # In a thread or greenlet of the worker. A process of the pool is forked with such requests.
+    delivery = getattr(worker_state.requests.get(request.id), "unique_delivery", None)
     if (
         delivery is None
-        or delivery.header.delivery != header.delivery
-        or delivery.received_in != os.getpid()  # a process of the pool was forked with it
+        or delivery.received_in != os.getpid()
+        or not isinstance(packed, dict)
+        or packed.get("delivery") != delivery.header.delivery
     ):
+        header = LockHeader.from_message(packed)
+        if header is None or not header.delivery or header.task_id != request.id:
+            return None
         delivery = Delivery(app_state, header, task)
     request.unique_delivery = delivery
     return delivery

@@ -14,10 +14,10 @@ from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, DeliveryName, LockHeader
 from celery_unique.publish.revoke import cancel
+from celery_unique.stores.record import State
 from celery_unique.worker import remote_control  # noqa: F401  makes unique_held known
 
 from .deliveries import Deliveries
-from .delivery import ENDS, End
 from .held_requests import held_requests
 from .lock_client import WorkerLockClient
 from .reaper import Reaper
@@ -138,8 +138,7 @@ class WorkerBootstrap:
         if header is None or header.task_id != headers.get("id"):
             return
         header = header.received_as(str(DeliveryName.new(getattr(sender, "hostname", None))))
-        state = ENDS[End.UNUSABLE][1]
-        assert state is not None
+        state = State.DISCARDED
         finished = client.finish(header, task_name, state, backstop=True, rejected=rejected)
         if finished.settle:
             client.settle(header, task_name, state, rejected=rejected)

@@ -44,22 +44,6 @@ class DeliveryState(StrEnum):
     DROPPED = "dropped"  # never runs: superseded, revoked, or done by another delivery
 
 
-class End(Enum):
-    """The ends of a task, as Celery reports them."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"  # an exception, the last retry, a soft time limit, an unusable result
-    KILLED = "killed"  # a lost process, a hard time limit; Celery does not requeue the message
-    RETRY = "retry"
-    REPLACED = "replaced"  # the body sent the message in which its id continues
-    IGNORED = "ignored"
-    REJECTED = "rejected"
-    REQUEUED = "requeued"  # by Reject, by a lost process, by a shutdown: with a late ack
-    REVOKED = "revoked"  # also expired, terminated
-    CANCELLED = "cancelled"  # by a shutdown, with an early ack: it never runs again
-    UNUSABLE = "unusable"  # unregistered, invalid, undecodable, or with an ETA that is none
-
-
 class Lock(Enum):
     """What becomes of the lock at an end."""
 
@@ -68,20 +52,32 @@ class Lock(Enum):
     HAND_OVER = "hand over"  # kept for another message of the same id
 
 
-#: The table of ends. A released key is recorded in this final state.
-ENDS: dict[End, tuple[Lock, State | None]] = {
-    End.SUCCESS: (Lock.RELEASE, State.COMPLETED),
-    End.FAILURE: (Lock.RELEASE, State.DISCARDED),
-    End.KILLED: (Lock.RELEASE, State.DISCARDED),
-    End.RETRY: (Lock.KEEP, None),
-    End.REPLACED: (Lock.HAND_OVER, None),
-    End.IGNORED: (Lock.RELEASE, State.CANCELLED),
-    End.REJECTED: (Lock.RELEASE, State.DISCARDED),
-    End.REQUEUED: (Lock.KEEP, None),
-    End.REVOKED: (Lock.RELEASE, State.CANCELLED),
-    End.CANCELLED: (Lock.RELEASE, State.CANCELLED),
-    End.UNUSABLE: (Lock.RELEASE, State.DISCARDED),
-}
+class End(Enum):
+    """The ends of a task as Celery reports them, and what becomes of its lock: a released key is
+    recorded in this final state."""
+
+    SUCCESS = "success", Lock.RELEASE, State.COMPLETED
+    # An exception, the last retry, a soft time limit, a result that cannot be stored.
+    FAILURE = "failure", Lock.RELEASE, State.DISCARDED
+    # A lost process, a hard time limit: if Celery does not requeue the message.
+    KILLED = "killed", Lock.RELEASE, State.DISCARDED
+    RETRY = "retry", Lock.KEEP, None
+    # The body has sent the message in which its id continues.
+    REPLACED = "replaced", Lock.HAND_OVER, None
+    IGNORED = "ignored", Lock.RELEASE, State.CANCELLED
+    REJECTED = "rejected", Lock.RELEASE, State.DISCARDED
+    # With a late acknowledgement: by Reject, a lost process, a shutdown.
+    REQUEUED = "requeued", Lock.KEEP, None
+    # Also expired, terminated.
+    REVOKED = "revoked", Lock.RELEASE, State.CANCELLED
+    # By a shutdown, with an early acknowledgement: it never runs again.
+    CANCELLED = "cancelled", Lock.RELEASE, State.CANCELLED
+    # Unregistered, invalid, undecodable, or with an unusable ETA.
+    UNUSABLE = "unusable", Lock.RELEASE, State.DISCARDED
+
+    def __init__(self, _: str, lock: Lock, state: State | None) -> None:
+        self.lock = lock
+        self.state = state
 
 
 class Delivery:
@@ -185,6 +181,7 @@ class Delivery:
         return asked_to_stop or self.worker_is_stopping()
 
     def worker_is_stopping(self) -> bool:
+        """Whether its pool takes nothing any more, and the message goes back to the queue."""
         controller = self.consumer.controller
         return controller is not None and controller.blueprint.state != RUN
 
@@ -285,10 +282,8 @@ class Delivery:
         """In the process that ran the body, or was to run it."""
         if self.continues_in_ms is not None:
             end = End.REPLACED
-        act, outcome = ENDS[end]
-        self._finished()
-        if outcome is None:
-            assert act is not Lock.RELEASE
+        self.finished()
+        if end.state is None:
             # A message that is not acknowledged yet can come back after the retry has ended.
             copies = bool(self.task.acks_late) or self.header.again
             copies = copies or (self.is_unacknowledged() and self.may_exist_twice())
@@ -300,13 +295,13 @@ class Delivery:
         settle_later = self.task.acks_late or self.header.keep or self.is_unacknowledged()
         # Only known here to a store that is away now; else the worker says so, with settle.
         rejected = end is End.REJECTED and bool(self.task.acks_late)
-        self._finish(outcome, bool(settle_later), backstop=backstop, rejected=rejected)
+        self._finish(end.state, bool(settle_later), backstop=backstop, rejected=rejected)
         if self.task.acks_late:
             self.unsettled = False  # the acknowledgement settles it
 
     def ends_as(self, end: End) -> None:
         """What Celery reports in the worker's main process, if it is not requeued."""
-        self.outcome = ENDS[end][1] or self.outcome
+        self.outcome = end.state or self.outcome
 
     def release(self) -> None:
         """In the worker's main process: release the key, unless the body has."""
@@ -318,7 +313,7 @@ class Delivery:
             return
         if not self.started:
             self.header = replace(self.header, watched=self._is_watched())
-        self._finished()
+        self.finished()
         self._finish(self.outcome, False, backstop=True, rejected=self.rejected)
 
     def keep(self) -> None:
@@ -344,11 +339,8 @@ class Delivery:
         if body is not None:
             body.rejected = True
 
-    def lost(self) -> None:
-        """Its lock is not its own any more: it is renewed no longer."""
-        self._finished()
-
-    def _finished(self) -> None:
+    def finished(self) -> None:
+        """Its lock is released, kept for another message, or lost: it is renewed no longer."""
         self.state = DeliveryState.FINISHED
         self._deliveries.bodies.pop(self.name, None)
 

@@ -35,16 +35,12 @@ LONGEST_WAIT_S = 1.0
 
 def let_through(request: Any, delivery: Delivery) -> bool:
     """Start the task in the store. Returns whether it runs; else it waits, or is dropped."""
-    if delivery.worker_is_stopping():
-        # Its pool takes nothing any more: the message goes back to the queue, and
-        # would be held up there by a start that led to nothing.
-        return False
     delivery.alive_at = time.monotonic()
     started = _start(request, delivery)
     if started.verdict == "run":
         if request.unique_delivery is not None:
             delivery.start(started.token)
-            request.tell_body()
+            request.request_dict[HEADER] = delivery.header.as_message()  # for the body
         return True
     if started.verdict == "wait":
         _hold_back(request, delivery)

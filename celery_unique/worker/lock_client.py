@@ -37,7 +37,7 @@ class WorkerLockClient:
         self._gate_breakers = Breakers(gate_store)
         self._breakers = Breakers(store)
         self._renewal_failed_at = -math.inf
-        #: Fingerprints other than this store's that callers have sent, each compared once.
+        #: Fingerprints that callers have sent, each compared once with this store's.
         self._compared_stores: set[str] = set()
 
     @classmethod
@@ -62,7 +62,7 @@ class WorkerLockClient:
         start = self._start(header, task_name, acks_late)
         breaker = self._gate_breakers.of(header.key)
         started = breaker.run(partial(self._gate_store.start, header.key, start))
-        if header.store not in ("", self.store.fingerprint()):
+        if header.store and header.store not in self._compared_stores:
             self._compare_stores(header, task_name, found=not started.lost)
         if started.verdict == "run":
             reporting.started(task_name, header.task_id, key=header.key)
@@ -76,10 +76,9 @@ class WorkerLockClient:
         A fingerprint is made of an address, and one store may have several. The caller's lock,
         found here under its key and id, proves that its store is this one.
         """
-        if header.store not in self._compared_stores:
-            self._compared_stores.add(header.store)
-            if not found:
-                reporting.other_store(task_name, header.task_id)
+        self._compared_stores.add(header.store)
+        if not found and header.store != self.store.fingerprint():
+            reporting.other_store(task_name, header.task_id)
 
     def is_run_by_its_sender(self, header: LockHeader) -> bool:
         """Whether the body that published this message (its retry) has not ended yet."""

@@ -362,7 +362,7 @@ class Renewer:
         if has_its_lock:
             delivery.alive_at = sent_at
         else:
-            delivery.lost()
+            delivery.finished()
 
     def _settle_forgotten(self, delivery: Delivery) -> None:
         """Celery does not settle it after its end. Seen ending in two rounds, its result is
@@ -377,7 +377,7 @@ class Renewer:
         delivery.seen_ending = True
 
     def _is_lost(self, delivery: Delivery, now: float) -> None:
-        delivery.lost()
+        delivery.finished()
         # A lease that was alive a moment ago has not lapsed: the body has ended and released
         # it, and Celery is still busy with the result.
         if now - delivery.alive_at > self._client.leases.run_ms / 1000:

@@ -67,11 +67,6 @@ class UniqueRequestMixin:
         context.unique_delivery = self.unique_delivery
         return context
 
-    def tell_body(self) -> None:
-        """Put the header into the message for the process that runs the body."""
-        assert self.unique_delivery is not None
-        self._request_dict[HEADER] = self.unique_delivery.header.as_message()
-
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
         delivery = self.unique_delivery
         if delivery is not None:
@@ -91,7 +86,8 @@ class UniqueRequestMixin:
         # Celery also asks on arrival, perhaps long before the ETA: not a start yet.
         if delivery is None or delivery.consumer is None or delivery.started:
             return False
-        return not gate.let_through(self, delivery)
+        # In the queue it would be held up by a start that led to nothing.
+        return delivery.worker_is_stopping() or not gate.let_through(self, delivery)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         if self.unique_delivery is not None:
@@ -117,7 +113,7 @@ class UniqueRequestMixin:
         early = delivery.started and not self.task.acks_late
         if early and not delivery.header.again and delivery.may_exist_twice():
             delivery.header = replace(delivery.header, again=True)
-            self.tell_body()
+            self._request_dict[HEADER] = delivery.header.as_message()
 
     def _leave_message(self) -> None:
         reporting.taken_over(self.name, self.id)
