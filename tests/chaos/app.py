@@ -201,13 +201,13 @@ def _published(sender: Any = None, headers: Any = None, **_: Any) -> None:
 
 @signals.task_received.connect
 def _received(sender: Any = None, request: Any = None, **_: Any) -> None:
-    lock = getattr(request, "unique_lock", None)
+    unique = getattr(request, "unique_delivery", None)
     journal.note(
         "received",
         id=request.id,
         worker=CHAOS["role"],
         pid=os.getpid(),
-        delivery=lock.delivery if lock else "",
+        delivery=unique.name if unique else "",
         redelivered=bool(request.delivery_info.get("redelivered")),
     )
 

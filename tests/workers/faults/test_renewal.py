@@ -275,7 +275,7 @@ def test_renewal_of_another_delivery_changes_nothing(threads, tag):
     assert holding.store.renew([Held(key, result.id, stranger.delivery, 60_000, 60_000)]) == [False]
     assert holding.finish(stranger, "hold", State.COMPLETED).verdict == "not_yours"
     holding.settle(stranger, "hold", State.COMPLETED)
-    holding.retried(stranger, "hold", 0, copies=False)
+    holding.retry(stranger, "hold", 0, copies=False)
     holding.store.flush()
 
     after = threads.entry("hold", tag)

@@ -114,7 +114,7 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(stage, proxy, tag)
     waiting_long = {"unique_store_url": url, "unique_store_timeout": LONG_STORE_TIMEOUT_S}
     app = staged_app(**{**stage.settings, **waiting_long})
     holding = state_of(app).part(WorkerLockClient)
-    header = LockHeader(task_id=tag, key=stage.key("quick", tag))
+    header = LockHeader(tag, stage.key("quick", tag), delivery="worker/1/boot/1")
     holding.is_run_by_its_sender(header)  # connects
     proxy.stall()
 
@@ -122,7 +122,7 @@ def test_gate_waits_a_quarter_of_a_second_and_then_not_at_all(stage, proxy, tag)
     for _ in range(6):
         began = time.monotonic()
         with pytest.raises(celery_unique.StoreUnavailable) as caught:
-            holding.start(header, "quick", "worker/1/boot/1", acks_late=False)
+            holding.start(header, "quick", acks_late=False)
         times.append(time.monotonic() - began)
         said.append(str(caught.value))
 
