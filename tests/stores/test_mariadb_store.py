@@ -263,50 +263,6 @@ def test_a_server_that_falls_silent_in_the_middle(
     assert after_all(lambda: store.start(key, start("task")).verdict) == "run"
 
 
-def hang_up(server: MariaDBServer, url: str) -> None:
-    database = url.rpartition("/")[2]
-    for (thread,) in server.execute(
-        f"SELECT id FROM information_schema.processlist WHERE db = '{database}'"
-    ):
-        server.execute(f"KILL {thread}")
-
-
-def test_a_connection_that_the_server_closed_is_replaced_without_an_error(
-    store, mariadb_server, mariadb_url, key
-):
-    acts: list[Callable[[], Any]] = [
-        lambda: store.acquire(key, claim("task")),
-        lambda: store.start(key, start("task")),
-        lambda: store.finish(key, finish("task")),
-        lambda: store.read(key),
-    ]
-    store.ping()
-
-    for act in acts:
-        hang_up(mariadb_server, mariadb_url)
-        assert act()
-
-
-def test_a_connection_that_breaks_between_read_and_write_is_an_error(
-    store, mariadb_server, mariadb_url, key
-):
-    """Whether the write was carried out is not known, so it is not simply sent again."""
-    run(store, key, "task")
-    sent: list[str] = []
-
-    def hang_up_before_the_write(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
-        sent.append(sql.split(maxsplit=1)[0])
-        if sent[-1] == "DELETE":
-            hang_up(mariadb_server, mariadb_url)
-
-    event.listen(store._database._engine, "before_cursor_execute", hang_up_before_the_write)
-
-    with pytest.raises(StoreUnavailable):
-        store.finish(key, finish("task"))
-
-    assert sent == ["SELECT", "DELETE"]
-
-
 # -- users --------------------------------------------------------------------------------------
 
 

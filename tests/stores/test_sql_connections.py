@@ -24,7 +24,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import event, text
 
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores.sql import database
+from celery_unique.stores.sql import SqlStore, database
 from celery_unique.testing.store_contract.factories import (
     QUEUE_LEASE,
     claim,
@@ -127,10 +127,31 @@ def test_an_answer_that_is_lost_means_maybe(opened, proxy, postgres_url, key):
     assert after_all(lambda: list(store.read(key)[0].tasks)) == ["task"]
 
 
-def test_a_pooled_connection_that_died_is_replaced_without_an_error(
-    opened, postgres_url, postgres_server, key
-):
-    store = opened(postgres_url)
+@pytest.fixture(params=["postgres", "mariadb"])
+def hung_up(
+    request: pytest.FixtureRequest, opened: Callable[..., SqlStore]
+) -> tuple[SqlStore, Callable[[], None]]:
+    """A store, and what makes its server close every connection of it."""
+    server: Any = request.getfixturevalue(f"{request.param}_server")
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    name = url.rpartition("/")[2]
+    sessions = {
+        "postgres": f"SELECT pid FROM pg_stat_activity WHERE datname = '{name}'",
+        "mariadb": f"SELECT id FROM information_schema.processlist WHERE db = '{name}'",
+    }[request.param]
+    kill = {"postgres": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}[request.param]
+
+    def hang_up() -> None:
+        for (session,) in server.execute(sessions):
+            server.execute(kill.format(session))
+        eventually(lambda: not server.execute(sessions))
+
+    return opened(url), hang_up
+
+
+@pytest.mark.server
+def test_a_pooled_connection_that_died_is_replaced_without_an_error(hung_up, key):
+    store, hang_up = hung_up
     publish(store, key, "task")
 
     for act in (
@@ -138,20 +159,22 @@ def test_a_pooled_connection_that_died_is_replaced_without_an_error(
         lambda: store.start(key, start("task")).verdict == "run",
         lambda: list(store.read(key)[0].tasks) == ["task"],
         lambda: store.acquire(fresh_key(), claim("new")).outcome == "created",
+        lambda: store.finish(key, finish("task")).verdict == "ended",
     ):
-        hang_up(postgres_server, postgres_url)
+        hang_up()
         assert act()
 
 
-def test_a_batch_goes_on_where_its_connection_died(opened, postgres_url, postgres_server):
-    store = opened(postgres_url)
+@pytest.mark.server
+def test_a_batch_goes_on_where_its_connection_died(hung_up):
+    store, hang_up = hung_up
     keys = [fresh_key() for _ in range(6)]
     asked: list[int] = []
 
     def hang_up_before_the_fourth(*_: Any) -> None:
         asked.append(1)
         if len(asked) == 4:
-            hang_up(postgres_server, postgres_url)
+            hang_up()
 
     store.ping()
     event.listen(store._database._engine, "before_cursor_execute", hang_up_before_the_fourth)
@@ -161,18 +184,17 @@ def test_a_batch_goes_on_where_its_connection_died(opened, postgres_url, postgre
     assert [reply.outcome for reply in replies] == ["created"] * 6
 
 
-def test_a_connection_that_breaks_between_read_and_write_is_an_error(
-    opened, postgres_url, postgres_server, key
-):
+@pytest.mark.server
+def test_a_connection_that_breaks_between_read_and_write_is_an_error(hung_up, key):
     """Whether the write was carried out is not known, so it is not simply sent again."""
-    store = opened(postgres_url)
+    store, hang_up = hung_up
     run(store, key, "task")
     sent: list[str] = []
 
     def hang_up_before_the_write(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
         sent.append(sql.split(maxsplit=1)[0])
         if sent[-1] == "DELETE":
-            hang_up(postgres_server, postgres_url)
+            hang_up()
 
     event.listen(store._database._engine, "before_cursor_execute", hang_up_before_the_write)
 
@@ -180,18 +202,6 @@ def test_a_connection_that_breaks_between_read_and_write_is_an_error(
         store.finish(key, finish("task"))
 
     assert sent == ["SELECT", "DELETE"]
-
-
-def hang_up(server: PostgresServer, url: str) -> None:
-    database = url.rpartition("/")[2]
-    server.execute(
-        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-    )
-    eventually(
-        lambda: server.execute(
-            f"SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = '{database}'"
-        )[0][0]
-    )
 
 
 def test_a_server_that_was_restarted_is_used_again(opened, start_server, key):
