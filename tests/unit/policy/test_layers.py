@@ -50,42 +50,41 @@ def test_the_options_and_the_fields_they_set():
 # -- Taking them out of a call ---------------------------------------------------------------------
 
 
-def test_our_options_are_taken_out_and_the_others_stay():
-    options = {"queue": "slow", "unique_for": 60, "idempotency_key": "k", "headers": {"unique": 1}}
-
-    taken = take_call_options(options)
-
-    assert taken == {"unique_for": 60, "idempotency_key": "k"}
-    assert options == {"queue": "slow", "headers": {"unique": 1}}
-
-
-def test_every_option_of_ours_is_taken_out():
-    options = dict.fromkeys(TASK_OPTIONS)
-
-    taken = take_call_options(options)
-
-    assert taken.keys() == TASK_OPTIONS
-    assert options == {}
-
-
-def test_a_call_without_our_options_has_none():
-    options = {"countdown": 3, "identity": "mine"}
-
-    assert take_call_options(options) == {}
-    assert options == {"countdown": 3, "identity": "mine"}
-
-
-def test_the_ttl_is_checked_when_it_is_taken():
-    taken = take_call_options({"idempotency_key": "k", "idempotency_ttl": "PT1H"})
-
-    assert taken == {"idempotency_key": "k", "idempotency_ttl": HOUR}
+OTHERS = ["unit", "user_id", "union", "until", "id", "identity", "timeout"]
+TAKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # options, those taken out, those left
+    "ours and others": (
+        {"queue": "slow", "unique_for": 60, "idempotency_key": "k", "headers": {"unique": 1}},
+        {"unique_for": 60, "idempotency_key": "k"},
+        {"queue": "slow", "headers": {"unique": 1}},
+    ),
+    "every one of ours": (dict.fromkeys(TASK_OPTIONS), dict.fromkeys(TASK_OPTIONS), {}),
+    "none of ours": ({"countdown": 3}, {}, {"countdown": 3}),
+    "names like ours": (dict.fromkeys(OTHERS, "x"), {}, dict.fromkeys(OTHERS, "x")),
+    "a stamp of any name": (
+        {"unite": "x", "stamped_headers": ["unite"]},
+        {},
+        {"unite": "x", "stamped_headers": ["unite"]},
+    ),
+    "a time to live, which is parsed": (
+        {"idempotency_key": "k", "idempotency_ttl": "PT1H"},
+        {"idempotency_key": "k", "idempotency_ttl": HOUR},
+        {},
+    ),
+    "no idempotency key": (
+        {"idempotency_key": None, "idempotency_ttl": None, "unique_for": None},
+        {"unique_for": None},
+        {},
+    ),
+}
 
 
-def test_an_idempotency_option_that_is_none_was_not_given():
-    options = {"idempotency_key": None, "idempotency_ttl": None, "unique_for": None}
+@pytest.mark.parametrize(("options", "taken", "left"), TAKEN.values(), ids=TAKEN)
+def test_our_options_are_taken_out_and_the_others_stay(options, taken, left):
+    given = dict(options)
 
-    assert take_call_options(options) == {"unique_for": None}
-    assert options == {}
+    assert take_call_options(given) == taken
+    assert given == left
 
 
 @pytest.mark.parametrize(
@@ -96,6 +95,9 @@ def test_an_idempotency_option_that_is_none_was_not_given():
         ({"unique_args_keys": "a"}, "unique_args_keys", "Did you mean 'unique_on'?"),
         ({"unique_state": "window"}, "unique_state", "Did you mean 'unique_states'?"),
         ({"uniqe": True}, "uniqe", "Did you mean 'unique'?"),
+        ({"unqiue": False}, "unqiue", "Did you mean 'unique'?"),
+        ({"uinque": False}, "uinque", "Did you mean 'unique'?"),
+        ({"unqiue_for": False}, "unqiue_for", "Did you mean 'unique_for'?"),
         ({"unique_nonsense": 1}, "unique_nonsense", "Use 'idempotency_key'"),
         ({"idempotency_keys": "k"}, "idempotency_keys", "Did you mean 'idempotency_key'?"),
         ({"idempotent_key": "k"}, "idempotent_key", "Did you mean 'idempotency_key'?"),
@@ -178,51 +180,42 @@ def test_a_near_miss_in_a_decorator_is_refused(name, meant):
         check_near_names([name], "task")
 
 
-@pytest.mark.parametrize("name", sorted(TASK_OPTIONS))
-def test_an_option_is_no_near_miss(name):
-    check_near_names([name], "task")
-
-
-def test_options_of_others_are_no_near_misses():
+def test_options_and_those_of_others_are_no_near_misses() -> None:
     theirs = ["uniqueness", "unit", "union", "until", "unlock", "idempotent", "identity", "id"]
     others = ["identity_map", "identity_source", "identity_store", "idle", "uid", "queue", "once"]
 
-    check_near_names([*theirs, *others, "ignore_result", "lock_expiry"], "task")
+    check_near_names([*TASK_OPTIONS, *theirs, *others, "ignore_result", "lock_expiry"], "task")
+    check_names(["uniq", "uniqueness", "identity_map", "identity_s", *TASK_OPTIONS], "task")
 
 
-@pytest.mark.parametrize("name", sorted(CALL_ONLY))
-def test_what_is_per_call_is_refused_in_a_task(name):
-    with pytest.raises(InvalidPolicy, match=rf"{name} was given in the task shop.pay.*apply_async"):
-        check_names([name], "task shop.pay")
-
-
-def test_an_unknown_option_of_a_task_is_refused():
-    with pytest.raises(InvalidPolicy, match=r"unique_fr \(task shop.pay\) .* 'unique_for'\?"):
-        check_names(["rate_limit", "unique_fr"], "task shop.pay")
-
-
-def test_other_attributes_of_a_task_are_left_alone():
-    check_names(
-        ["uniq", "uniqueness", "identity_map", "identity_s", *TASK_OPTIONS], "task shop.pay"
-    )
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, f"{name} was given in the task shop.pay.*apply_async") for name in CALL_ONLY),
+        ("unique_fr", r"unique_fr \(task shop.pay\) .* 'unique_for'\?"),
+    ],
+)
+def test_an_option_that_a_task_has_not_is_refused(name, message):
+    with pytest.raises(InvalidPolicy, match=message):
+        check_names(["rate_limit", name], "task shop.pay")
 
 
 # -- One layer -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "layers", [[], [{}], [{"unique": None}], [{"unique": False}], [{"queue": "x"}]]
-)
-def test_what_is_not_said_to_be_unique_is_not(layers):
-    assert resolve(layers) is None
+WINDOW = UniquePolicy(period=60, states="window")
+REJECTING = UniquePolicy(period=60, on_conflict="reject")
+OF_TASK = {"unique": True, "unique_for": 60, "unique_on": "a", "unique_on_conflict": "reject"}
 
-
-def test_unique_true_is_the_default_policy():
-    assert resolve([{"unique": True}]) == UniquePolicy()
-
-
-def test_every_option_sets_its_field():
-    policy = resolve(
+#: What the layers say, highest first, and the policy that comes of it.
+RESOLVED: dict[str, tuple[list[dict[str, Any]], UniquePolicy | None]] = {
+    "no layer": ([], None),
+    "an empty layer": ([{}], None),
+    "unique is None": ([{"unique": None}], None),
+    "unique is False": ([{"unique": False}], None),
+    "options of others alone": ([{"queue": "x"}], None),
+    "unique is True": ([{"unique": True}], UniquePolicy()),
+    "every option sets its field": (
         [
             {
                 "unique": True,
@@ -235,37 +228,121 @@ def test_every_option_sets_its_field():
                 "unique_max_wait": "PT1H",
                 "identity_strategy": "always_unique",
             }
-        ]
-    )
+        ],
+        UniquePolicy(
+            period=MINUTE,
+            args_keys=("shop_id",),
+            keys=("type", "queue", "args", "meta"),
+            meta_keys=("tenant",),
+            states=STATES,
+            on_conflict="replace",
+            max_wait=HOUR,
+            identity_strategy="always_unique",
+        ),
+    ),
+    "a policy": ([{"unique": REJECTING}], REJECTING),
+    "a mapping": ([{"unique": {"keys": ["type", "args"], "period": "PT1M"}}], REJECTING),
+    "an option beside a policy": (
+        [{"unique": REJECTING, "unique_for": "PT1H"}],
+        UniquePolicy(period=HOUR, on_conflict="reject"),
+    ),
+    "an option beside a mapping": (
+        [{"unique": {"keys": ["type"]}, "unique_on_conflict": "rerun"}],
+        UniquePolicy(keys="type", on_conflict="rerun"),
+    ),
+    "an option that clashes with the policy beside it": (
+        [{"unique": UniquePolicy(args_keys="a"), "unique_key": "{b}"}],
+        UniquePolicy(key="{b}"),
+    ),
+    "an option that clashes with the mapping beside it": (
+        [{"unique": {"keys": ["type"]}, "unique_on": "a"}],
+        UniquePolicy(args_keys="a", on_conflict="reject"),
+    ),
+    "an option above a policy": (
+        [{"unique_for": 1}, {"unique": WINDOW}],
+        UniquePolicy(period=1, states="window"),
+    ),
+    "True above a policy": ([{"unique": True}, {"unique": WINDOW}], WINDOW),
+    "True above False above a policy": (
+        [{"unique": True}, {"unique": False}, {"unique": WINDOW}],
+        WINDOW,
+    ),
+    "True above False and its options": (
+        [{"unique": True}, {"unique": False, "unique_for": 60}],
+        UniquePolicy(period=60),
+    ),
+    "True above an option": ([{"unique": True}, {"unique_for": 60}], UniquePolicy(period=60)),
+    "False above True": ([{"unique": False}, {"unique": True, "unique_for": 60}], None),
+    "False beside an option": ([{"unique": False, "unique_for": 60}], None),
+    "False above an option": ([{"unique": False}, {"unique_for": 60}], None),
+    "a policy hides what is below it": ([{"unique": UniquePolicy()}, OF_TASK], UniquePolicy()),
+    "options that are None": ([{"unique_for": None}, {"unique_on": None}], None),
+    "None is the library's default": ([dict.fromkeys(OPTION_FIELDS), OF_TASK], UniquePolicy()),
+}
+#: The same above the defaults of an app.
+ABOVE_DEFAULTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], UniquePolicy | None]] = {
+    "the highest layer that gives a field": (
+        [
+            {"unique_for": 1},
+            {"unique": True, "unique_for": 2, "unique_on_conflict": "reject"},
+            {"unique_for": 3, "unique_on_conflict": "replace", "unique_states": "window"},
+        ],
+        {"unique_for": 4, "unique_states": "until_start", "identity_strategy": "always_unique"},
+        UniquePolicy(
+            period=1, on_conflict="reject", states="window", identity_strategy="always_unique"
+        ),
+    ),
+    "a policy": (
+        [{"unique": UniquePolicy()}],
+        {"unique_states": "window", "unique_on_conflict": "reject"},
+        UniquePolicy(),
+    ),
+    "a mapping": (
+        [{"unique": {"keys": ["type"]}}, {"unique": True, "unique_for": 60}],
+        {"unique_on_conflict": "ignore"},
+        UniquePolicy(keys="type", on_conflict="reject"),
+    ),
+    "None": ([dict.fromkeys(OPTION_FIELDS), OF_TASK], {"unique_for": 5}, UniquePolicy()),
+    "nothing": ([{}], {"unique_for": 60, "unique_on_conflict": "reject"}, None),
+    "unique is True": (
+        [{"unique": True}],
+        {"unique_for": 60, "unique_on_conflict": "reject"},
+        REJECTING,
+    ),
+}
 
-    assert policy == UniquePolicy(
-        period=MINUTE,
-        args_keys=("shop_id",),
-        keys=("type", "queue", "args", "meta"),
-        meta_keys=("tenant",),
-        states=STATES,
-        on_conflict="replace",
-        max_wait=HOUR,
-        identity_strategy="always_unique",
-    )
+
+@pytest.mark.parametrize(("layers", "policy"), RESOLVED.values(), ids=RESOLVED)
+def test_layers_make_one_policy(layers, policy):
+    assert resolve(layers) == policy
 
 
-def test_a_policy_and_a_mapping_are_taken_as_they_are():
-    policy = UniquePolicy(period=60, on_conflict="reject")
-    document = {"keys": ["type", "args"], "period": "PT1M"}
+@pytest.mark.parametrize(
+    ("layers", "defaults", "policy"), ABOVE_DEFAULTS.values(), ids=ABOVE_DEFAULTS
+)
+def test_layers_above_the_defaults_of_an_app_make_one_policy(layers, defaults, policy):
+    assert resolve(layers, defaults=defaults) == policy
 
-    assert resolve([{"unique": policy}]) == policy
-    assert resolve([{"unique": document}]) == policy
 
-
-def test_options_beside_a_policy_or_mapping_replace_single_fields():
-    policy = UniquePolicy(period=60, args_keys="a", on_conflict="reject")
-
-    beside_policy = resolve([{"unique": policy, "unique_for": "PT1H"}])
-    beside_mapping = resolve([{"unique": {"keys": ["type"]}, "unique_on_conflict": "rerun"}])
-
-    assert beside_policy == UniquePolicy(period=HOUR, args_keys="a", on_conflict="reject")
-    assert beside_mapping == UniquePolicy(keys="type", on_conflict="rerun")
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([{"unique": False, "unique_for": "10m"}], "unique_for"),
+        ([{"unique": True, "unique_for": "10m"}], "unique_for"),
+        ([{"unique": False, "unique_on": "a", "unique_key": "{a}"}], "clashes"),
+        (
+            [{"unique_for": 60}, {"unique": False}],
+            "unique_for=60 .* unique is False: add unique=True",
+        ),
+        (
+            [{"unique_max_wait": 60}, {"unique": True, "unique_on_conflict": "reject"}],
+            "unique_max_wait",
+        ),
+    ],
+)
+def test_layers_that_are_wrong_are_refused_before_any_call(layers, message):
+    with pytest.raises(InvalidPolicy, match=message):
+        PolicyLayers(layers)
 
 
 @pytest.mark.parametrize("wrong", [1, 0, "yes", "", ["type"], UniquePolicy, object()])
@@ -281,77 +358,6 @@ def test_unique_is_true_false_a_policy_or_a_mapping(wrong):
 # -- Several layers --------------------------------------------------------------------------------
 
 
-def test_the_highest_layer_that_gives_a_field_decides_it():
-    call = {"unique_for": 1}
-    task = {"unique": True, "unique_for": 2, "unique_on_conflict": "reject"}
-    annotations = {"unique_for": 3, "unique_on_conflict": "replace", "unique_states": "window"}
-    defaults = {
-        "unique_for": 4,
-        "unique_states": "until_start",
-        "identity_strategy": "always_unique",
-    }
-
-    policy = resolve([call, task, annotations], defaults=defaults)
-
-    assert policy == UniquePolicy(
-        period=1, on_conflict="reject", states="window", identity_strategy="always_unique"
-    )
-
-
-def test_unique_true_above_a_policy_keeps_its_fields():
-    policy = UniquePolicy(period=60, states="window")
-
-    assert resolve([{"unique": True}, {"unique": policy}]) == policy
-    assert resolve([{"unique": True}, {"unique": False}, {"unique": policy}]) == policy
-
-
-def test_a_policy_hides_what_is_below_it():
-    below = {"unique": True, "unique_for": 60, "unique_on": "a"}
-    defaults = {"unique_states": "window", "unique_on_conflict": "reject"}
-
-    assert resolve([{"unique": UniquePolicy()}, below], defaults=defaults) == UniquePolicy()
-
-
-def test_a_mapping_hides_what_is_below_it():
-    below = {"unique": True, "unique_for": 60}
-
-    policy = resolve(
-        [{"unique": {"keys": ["type"]}}, below], defaults={"unique_on_conflict": "ignore"}
-    )
-
-    assert policy == UniquePolicy(keys="type", on_conflict="reject")
-
-
-def test_options_above_a_policy_replace_single_fields():
-    policy = UniquePolicy(period=60, states="window")
-
-    assert resolve([{"unique_for": 1}, {"unique": policy}]) == UniquePolicy(
-        period=1, states="window"
-    )
-
-
-def test_unique_false_in_a_call_turns_it_off():
-    assert resolve([{"unique": False}, {"unique": True, "unique_for": 60}]) is None
-
-
-def test_unique_false_lets_options_stand_beside_and_below_it():
-    assert resolve([{"unique": False, "unique_for": 60}]) is None
-    assert resolve([{"unique": False}, {"unique_for": 60}]) is None
-
-
-def test_unique_true_in_a_call_wakes_the_options_of_the_task():
-    task = {"unique": False, "unique_for": 60}
-
-    assert resolve([{"unique": True}, task]) == UniquePolicy(period=60)
-
-
-def test_a_wrong_option_beside_unique_false_is_still_wrong():
-    with pytest.raises(InvalidPolicy, match="unique_for"):
-        resolve([{"unique": False, "unique_for": "10m"}])
-    with pytest.raises(InvalidPolicy, match="clashes"):
-        resolve([{"unique": False, "unique_on": "a", "unique_key": "{a}"}])
-
-
 @pytest.mark.parametrize("option", sorted(OPTION_FIELDS))
 def test_an_option_where_unique_is_set_nowhere_is_refused(option):
     values = {"unique_max_wait": 60, "unique_for": 60, "unique_key": "{a}"}
@@ -360,43 +366,6 @@ def test_an_option_where_unique_is_set_nowhere_is_refused(option):
 
     with pytest.raises(InvalidPolicy, match=f"{option}=.* unique is set nowhere: add unique=True"):
         resolve([{}, {option: value}])
-
-
-def test_an_option_above_unique_false_is_refused():
-    with pytest.raises(InvalidPolicy, match=r"unique_for=60 .* unique is False: add unique=True"):
-        resolve([{"unique_for": 60}, {"unique": False}])
-
-
-def test_an_option_below_unique_is_not_set_nowhere():
-    assert resolve([{"unique": True}, {"unique_for": 60}]) == UniquePolicy(period=60)
-
-
-def test_an_option_that_is_none_is_no_option_where_unique_is_set_nowhere():
-    assert resolve([{"unique_for": None}, {"unique_on": None}]) is None
-
-
-def test_the_apps_defaults_never_make_a_task_unique_nor_raise():
-    defaults = {"unique_for": 60, "unique_on_conflict": "reject"}
-
-    assert resolve([{}], defaults=defaults) is None
-    assert resolve([{"unique": True}], defaults=defaults) == UniquePolicy(
-        period=60, on_conflict="reject"
-    )
-
-
-def test_none_takes_a_field_back_to_the_librarys_default():
-    task = {
-        "unique": True,
-        "unique_for": 60,
-        "unique_on": "a",
-        "unique_states": "window",
-        "unique_on_conflict": "reject",
-        "identity_strategy": "always_unique",
-    }
-
-    policy = resolve([dict.fromkeys(OPTION_FIELDS), task], defaults={"unique_for": 5})
-
-    assert policy == UniquePolicy()
 
 
 # -- Fields that depend on each other --------------------------------------------------------------
@@ -437,15 +406,6 @@ def test_a_field_from_below_gives_way(above, below, expected):
     assert resolve([{"unique": True, **above}], defaults=below) == policy
 
 
-def test_a_field_of_a_policy_gives_way_to_an_option_beside_it():
-    policy = UniquePolicy(args_keys="a")
-
-    assert resolve([{"unique": policy, "unique_key": "{b}"}]) == UniquePolicy(key="{b}")
-    assert resolve([{"unique": {"keys": ["type"]}, "unique_on": "a"}]) == UniquePolicy(
-        args_keys="a", on_conflict="reject"
-    )
-
-
 CLASHES = [
     ({"unique_on": "a", "unique_key": "{a}"}, "give only one of them"),
     ({"unique_on": "a", "unique_by": "type"}, "add 'args' to keys"),
@@ -464,11 +424,6 @@ def test_two_that_clash_in_one_layer_are_refused(options, cure):
             resolve(layers)
 
         assert cure in str(raised.value)
-
-
-def test_a_wait_above_a_strategy_that_does_not_replace_is_refused():
-    with pytest.raises(InvalidPolicy, match="unique_max_wait"):
-        resolve([{"unique_max_wait": 60}, {"unique": True, "unique_on_conflict": "reject"}])
 
 
 def test_a_wait_of_the_app_is_for_the_tasks_that_replace():
@@ -501,11 +456,6 @@ def test_a_call_leaves_the_layers_as_they_are():
     layers.for_call({"unique_key": "{b}", "unique_by": ["args", "queue"]})
 
     assert layers.for_call({"unique_for": 60}) == UniquePolicy(args_keys="a", period=60)
-
-
-def test_a_wrong_option_of_the_task_is_refused_before_any_call():
-    with pytest.raises(InvalidPolicy, match="unique_for"):
-        PolicyLayers([{"unique": True, "unique_for": "10m"}])
 
 
 def test_override_replaces_single_fields_of_a_policy():
@@ -672,26 +622,3 @@ def test_the_states_of_the_app_say_what_a_window_is_for(warned):
 
     PolicyLayers([{"unique": True}], defaults={"unique_for": 60}, task="shop.digest")
     assert len(warned) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "meant"),
-    [("unqiue", "unique"), ("uinque", "unique"), ("unqiue_for", "unique_for")],
-)
-def test_a_slip_at_the_beginning_of_a_calls_option_is_refused(option, meant):
-    with pytest.raises(InvalidPolicy, match=rf"{option} \(call\).* Did you mean '{meant}'\?"):
-        take_call_options({option: False})
-
-
-@pytest.mark.parametrize("name", ["unit", "user_id", "union", "until", "id", "identity", "timeout"])
-def test_an_option_of_somebody_elses_is_left_in_a_call(name):
-    options = {name: "x", "queue": "slow"}
-
-    assert take_call_options(options) == {}
-    assert options == {name: "x", "queue": "slow"}
-
-
-def test_a_stamp_may_have_any_name():
-    options = {"unite": "x", "stamped_headers": ["unite"]}
-
-    assert take_call_options(options) == {}
