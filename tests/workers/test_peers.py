@@ -6,8 +6,8 @@ Where another file proves a row of the comparison, `PROVED_ELSEWHERE` names its 
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -204,9 +204,7 @@ PROVED = {
 @pytest.mark.parametrize("row", PROVED)
 def test_what_proves_a_row_is_there(row):
     for file, tests in PROVED[row].items():
-        module = ast.parse((TESTS / file).read_text())
-
-        names = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+        names = set(re.findall(r"^def (\w+)", (TESTS / file).read_text(), re.MULTILINE))
 
         assert names.issuperset(tests), f"gone from {file}: {set(tests) - names}"
 
