@@ -18,7 +18,7 @@ import redis
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.base import Finish
 from celery_unique.stores.record import State
-from celery_unique.stores.redis import RedisStore, connections, write_behind
+from celery_unique.stores.redis import RedisStore, commands, connections
 from celery_unique.stores.redis.connections import MOST_IDLE
 from celery_unique.testing.store_contract.factories import (
     MINUTE,
@@ -265,7 +265,7 @@ def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
         "two steps": lambda store, key: store.begin_acquire_many([(fresh_key(), claim("other"))])(),
     }
     # By no thread: what waits is taken along, or lost.
-    monkeypatch.setattr(write_behind.WriteBehindBuffer, "_wake", lambda self: None)
+    monkeypatch.setattr(commands.WriteBehindBuffer, "_wake", lambda self: None)
     with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
         interruption = Interruption(of_package)
 

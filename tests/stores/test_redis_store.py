@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_unique.stores.redis import RedisStore, connections, scripts
+from celery_unique.stores.redis.commands import BATCH
 from celery_unique.stores.redis.layout import BUCKETS, Layout, bucket_of
-from celery_unique.stores.redis.write_behind import BATCH
 from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,

@@ -25,12 +25,12 @@ from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.failover import FailOvers, ServerFacts
 from celery_unique.stores.record import Record
 
+from .commands import BATCH
 from .connections import Command, ConnectFailed, Connections
 from .failover_connections import FailoverConnections, Pending
 from .scripts import ACQUIRE, RECORD_ONLY
 from .store import RedisStore, recent_keys
 from .url import Cluster, cluster_of
-from .write_behind import BATCH
 
 #: Commands without a key: any node can run them.
 KEYLESS = frozenset({"TIME", "PING", "SCAN"})

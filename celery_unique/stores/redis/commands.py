@@ -1,21 +1,34 @@
-"""Runs the store's commands and scripts, with buffered acts in front of them."""
+"""Runs the store's commands and scripts, and buffers fire-and-forget acts."""
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import threading
+import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores.fire_and_forget import FireAndForgetQueue, logger
 from celery_unique.stores.record_followers import UNREADABLE, unreadable
 
 from .connections import AnyConnections, Command, Resend
 from .layout import Layout
 from .scripts import Script
-from .write_behind import BATCH, RECORD, Piggyback, WriteBehindBuffer
+
+#: Commands sent before their replies are read.
+BATCH = 500
+#: The position of the record's name in a command.
+RECORD = 3
 
 
 class Commands:
@@ -51,11 +64,11 @@ class Commands:
 
         Where a part of the store is unavailable, its replies are StoreUnavailable errors.
         """
-        if len(commands) <= BATCH:
-            return self.begin_all(script, commands, resend)()
         replies = []
         for first in range(0, len(commands), BATCH):
-            replies += self.begin_all(script, commands[first : first + BATCH], resend)()
+            batch = commands[first : first + BATCH]
+            received = self._exchange(batch, resend, self._earlier(batch))
+            replies += self._with_missing_script(script, batch, received, resend)
         return replies
 
     def begin_all(
@@ -66,12 +79,21 @@ class Commands:
         in_front: Piggyback | None = None,
     ) -> Callable[[], list[Any]]:
         """``run_all`` of at most a batch in two steps: the returned function waits for replies."""
-        earlier = self.buffer.take((each[RECORD] for each in commands), self._piggyback_limit)
+        earlier = self._earlier(commands)
         if in_front:
             earlier += in_front
             in_front.clear()
-        wait = self._begin(commands, resend, earlier)
-        return lambda: self._with_missing_script(script, commands, wait(), resend)
+        try:
+            wait = self._connections.begin([*(act.command for act in earlier), *commands], resend)
+        except BaseException:
+            self.buffer.requeue(earlier)
+            raise
+        return lambda: self._with_missing_script(
+            script, commands, self._receive(wait, earlier), resend
+        )
+
+    def _earlier(self, commands: Sequence[Command]) -> Piggyback:
+        return self.buffer.take([each[RECORD] for each in commands], self._piggyback_limit)
 
     def send(self, script: Script, commands: Iterable[Command]) -> None:
         """Fire-and-forget."""
@@ -113,30 +135,25 @@ class Commands:
 
     def exchange(self, commands: Sequence[Command], records: Sequence[str] = ()) -> list[Any]:
         """As ``query``, with errors in place of replies."""
-        return self._begin(commands, None, self.buffer.take(records))()
+        return self._exchange(commands, None, self.buffer.take(records))
 
-    def _begin(
+    def _exchange(
         self, commands: Sequence[Command], resend: Resend | None, earlier: Piggyback
-    ) -> Callable[[], list[Any]]:
-        if not earlier:
-            return self._connections.begin(commands, resend)
+    ) -> list[Any]:
+        all_commands = [*(act.command for act in earlier), *commands]
+        return self._receive(partial(self._connections.exchange, all_commands, resend), earlier)
+
+    def _receive(self, wait: Callable[[], list[Any]], earlier: Piggyback) -> list[Any]:
+        """The replies without those to piggybacked acts."""
         number = len(earlier)
         try:
-            wait = self._connections.begin([*(act.command for act in earlier), *commands], resend)
+            replies = wait()
         except BaseException:
             self.buffer.requeue(earlier)
             raise
-
-        def receive() -> list[Any]:
-            try:
-                replies = wait()
-            except BaseException:
-                self.buffer.requeue(earlier)
-                raise
+        if number:
             self.buffer.record_replies(earlier, replies[:number])
-            return replies[number:]
-
-        return receive
+        return replies[number:]
 
     # -- errors ----------------------------------------------------------------
 
@@ -178,3 +195,244 @@ def is_about_the_record(error: ResponseError) -> bool:
     if re.search(r"@user_script: \d+: -?[A-Z]{2,}", text):
         return False
     return text.startswith(("ERR ", "user_script"))
+
+
+# -- fire-and-forget acts ----------------------------------------------------
+
+#: How long the thread waits for more acts before it sends. One act costs nearly as much as a
+#: batch. A caller that meets an unconfirmed lock meanwhile tries again after 2 and after 7 ms, and
+#: a task that has started by then needs no confirmation.
+GATHER_S = 0.005
+#: How long an act is repeated while the store is unavailable. By then its lock has lapsed.
+PATIENCE_S = 3600.0
+#: Between two attempts; the last one repeats.
+PAUSES_S = (0.1, 0.2, 0.5, 1.0)
+#: How long a caller waits for acts on the same record that the thread is sending.
+IN_FLIGHT_S = 0.05
+#: When the thread is woken again if it has not come: a signal may have interrupted the first
+#: call, and a needless one does no harm.
+WAKE_AGAIN_S = 1.0
+
+
+class Act(NamedTuple):
+    script: Script
+    command: Command
+    give_up_at: float
+
+    def whole(self) -> Act:
+        """With the text of its script, for a server that may not have it."""
+        return self._replace(command=self.script.whole(self.command))
+
+
+class Piggyback(list[Act]):
+    """Acts sent in front of another command, whose sender reports their replies or requeues them.
+
+    If the sender is interrupted before that, they are requeued when this is deleted.
+    """
+
+    def __init__(self, buffer: WriteBehindBuffer, acts: Iterable[Act] = ()) -> None:
+        self._buffer = buffer
+        super().__init__(acts)
+
+    def __del__(self) -> None:
+        if self:
+            self._buffer.requeue(self)
+
+
+_buffers: weakref.WeakSet[WriteBehindBuffer] = weakref.WeakSet()
+
+
+class WriteBehindBuffer:
+    """Buffers acts, and returns without waking the server.
+
+    Each may run late or twice without harm, so an act without a reply is sent again: it is lost
+    only with its process. Commands that are waited for carry buffered acts in front of them
+    (``take``), so that a process reads its own writes, and one that makes call after call hardly
+    needs the thread.
+    """
+
+    def __init__(self, connections: AnyConnections) -> None:
+        self._connections = connections
+        self._queue = FireAndForgetQueue(connections.timeout_s)
+        self._reset()
+        _buffers.add(self)
+
+    def _reset(self) -> None:
+        # Entered in one step: a signal in ``Condition.__enter__`` could leave it locked for ever.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
+        self._waiting: OrderedDict[str, list[Act]] = OrderedDict()  # by record
+        self._in_flight: set[str] = set()  # records on which the thread is sending acts
+        self._woken_at = -math.inf  # when the thread was woken that has yet to take what waits
+        self._is_closed = False
+        self._hurry = False  # flush waits
+
+    def send(self, script: Script, commands: Iterable[Command]) -> None:
+        acts = self._acts(script, commands)
+        with self._mutex:
+            for act in acts:
+                self._waiting.setdefault(act.command[RECORD], []).append(act)
+        self._wake()
+
+    def piggyback(self, script: Script, commands: Iterable[Command]) -> Piggyback:
+        """New acts, for a caller that sends them in front of its own commands."""
+        return Piggyback(self, self._acts(script, commands))
+
+    def _acts(self, script: Script, commands: Iterable[Command]) -> list[Act]:
+        self._is_closed = False
+        give_up_at = monotonic() + PATIENCE_S
+        return [Act(script, command, give_up_at) for command in commands]
+
+    def _wake(self) -> None:
+        now = monotonic()
+        with self._mutex:
+            wake = now - self._woken_at > WAKE_AGAIN_S
+            if wake:
+                self._woken_at = now
+        if wake:
+            self._queue.put(self._send_waiting)
+
+    def take(self, records: Iterable[str], others: int = 0) -> Piggyback:
+        """Take the buffered acts on these records, which must precede the caller's commands, and
+        as many on other records as make ``others``, which save the thread work."""
+        taken = Piggyback(self)
+        if not (self._waiting or self._in_flight):
+            return taken
+        with self._mutex:
+            records = [one for one in records if one in self._waiting or one in self._in_flight]
+            if not self._in_flight.isdisjoint(records):
+                # On another connection, where they could be overtaken. Bounded: an unresponsive
+                # server has its own time-outs.
+                self._changed.wait_for(lambda: self._in_flight.isdisjoint(records), IN_FLIGHT_S)
+            # Deleted once they are in the list: after a signal in between they are sent twice.
+            for record in records:
+                if record in self._waiting:
+                    taken += self._waiting[record]
+                    del self._waiting[record]
+            while self._waiting and len(taken) < others:
+                record = next(iter(self._waiting))
+                taken += self._waiting[record]
+                del self._waiting[record]
+        return taken
+
+    def record_replies(self, acts: Piggyback, replies: Sequence[Any]) -> None:
+        """Requeue piggybacked acts that have to be sent again."""
+        # With their scripts, or the next command that carries them could get the same reply.
+        unknown = [act.whole() for act in _with_reply(NoScriptError, acts, replies)]
+        self._requeue([*unknown, *_with_reply(StoreUnavailable, acts, replies)])
+        acts.clear()
+        _log_refused(replies)
+
+    def requeue(self, acts: Piggyback) -> None:
+        """Buffer acts that got no reply, in front of later ones."""
+        self._requeue(acts)
+        acts.clear()
+
+    def _requeue(self, acts: Sequence[Act]) -> None:
+        if acts:
+            self._put_in_front(acts)
+            self._wake()
+
+    def _put_in_front(self, acts: Sequence[Act]) -> None:
+        with self._mutex:
+            for act in reversed(acts):
+                self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        with self._mutex:
+            self._hurry = True
+            self._changed.notify_all()
+        self._queue.flush(timeout_s)
+
+    def close(self) -> None:
+        self._queue.drain(self._connections.timeout_s)
+        self._is_closed = True
+
+    # -- in the thread ---------------------------------------------------------
+
+    def _send_waiting(self) -> None:
+        if self._queue.is_current():
+            with self._mutex:
+                self._changed.wait_for(lambda: self._hurry, GATHER_S)
+                self._hurry = False
+        self._woken_at = -math.inf
+        tries = 0
+        while acts := self._take_batch():
+            left: Sequence[Act] = ()
+            try:
+                left = self._send(acts, first=tries == 0)
+            finally:
+                with self._mutex:
+                    self._put_in_front(left)
+                    self._in_flight.difference_update(act.command[RECORD] for act in acts)
+                    self._changed.notify_all()
+            if left:
+                # With acts that were added meanwhile, which may be for another server.
+                time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                tries += 1
+            else:
+                tries = 0
+
+    def _take_batch(self) -> list[Act]:
+        taken: list[Act] = []
+        with self._mutex:
+            while self._waiting and len(taken) < BATCH:
+                record, acts = self._waiting.popitem(last=False)
+                self._in_flight.add(record)
+                taken += acts
+        return taken
+
+    def _send(self, acts: list[Act], first: bool) -> list[Act]:
+        """Send the acts; returns those without a reply that are to be sent again."""
+        replies: list[Any]
+        try:
+            replies = self._connections.exchange([act.command for act in acts])
+        except StoreUnavailable as error:
+            replies = [error] * len(acts)
+        _log_refused(replies)
+        left = self._to_send_again(acts, replies, first)
+        if unknown := _with_reply(NoScriptError, acts, replies):
+            # One act of each script brings its text. In a cluster that serves the acts on the
+            # same server; the others are repeated once more.
+            whole = {act.script.sha: index for index, act in reversed(list(enumerate(unknown)))}
+            for index in whole.values():
+                unknown[index] = unknown[index].whole()
+            left += self._send(unknown, first)
+        return left
+
+    def _to_send_again(self, acts: list[Act], replies: list[Any], first: bool) -> list[Act]:
+        unanswered = _with_reply(StoreUnavailable, acts, replies)
+        if not unanswered:
+            return []
+        error = next(reply for reply in replies if isinstance(reply, StoreUnavailable))
+        # Neither in a caller's thread nor for ever: the leases cover it.
+        patient = self._queue.is_current() and not self._is_closed
+        left = [act for act in unanswered if patient and monotonic() < act.give_up_at]
+        if len(left) < len(unanswered):
+            logger.warning("fire-and-forget act on the lock store failed: %s", error)
+        elif first:
+            logger.warning(
+                "%d fire-and-forget acts wait for the unavailable lock store: %s", len(left), error
+            )
+        return left
+
+
+def _with_reply(kind: type[Exception], acts: Sequence[Act], replies: Sequence[Any]) -> list[Act]:
+    """NoScriptError: the server restarted, was flushed, or is another one. StoreUnavailable: it
+    did not reply, while others may have."""
+    return [act for act, reply in zip(acts, replies, strict=True) if isinstance(reply, kind)]
+
+
+def _log_refused(replies: Iterable[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
+            logger.warning("fire-and-forget act on the lock store was refused: %s", reply)
+
+
+def _reset_in_child() -> None:
+    """The parent has the thread, and sends what it has buffered."""
+    for buffer in _buffers:
+        buffer._reset()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)

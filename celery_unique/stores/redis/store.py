@@ -35,11 +35,10 @@ from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
 from celery_unique.stores.record_followers import UNREADABLE, Follower
 
 from . import scripts
-from .commands import Commands, is_about_the_record
+from .commands import BATCH, Commands, is_about_the_record
 from .connections import AnyConnections, Command, Connections
 from .layout import Layout, joined_of, record_of
 from .url import address_of
-from .write_behind import BATCH
 
 logger = logging.getLogger("celery_unique")
 
