@@ -87,10 +87,7 @@ def _must_be_marked(request: pytest.FixtureRequest) -> None:
         )
 
 
-def _server(server_class: type[Any]) -> Any:
-    """A fixture: a server that the tests of a session share."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     """Without garbage collection: a failure shows its source by ``ast.parse``, which fails in
     Python 3.11 when a finalizer of a Celery result runs in the middle of it, and then ends the
@@ -102,7 +99,10 @@ def pytest_runtest_makereport() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.fixture(scope="session")
+def _server(server_class: type[Any]) -> Any:
+    """A fixture: a server that the tests of a session share."""
+
+    @pytest.fixture(scope="session")
     def started() -> Iterator[Any]:
         with server_class() as server:
             yield server
