@@ -161,10 +161,10 @@ class DuplicateTask(CeleryUniqueError):
 
     def _cure(self) -> str:
         # The caller's key wins over unique=False.
-        by_key, told = self.by_idempotency_key, self.task_id is not None
+        by_key, concealed = self.by_idempotency_key, self.task_id is None
         new_work = "take a new idempotency_key for new work"
         anyway = "with unique=False to publish anyway"
-        if not told:  # who may not know the holder may not have its result either
+        if concealed:  # without its id, the holder's result cannot be read either
             otherwise = new_work if by_key else f"call {anyway}"
             return f"Wait for that task to end, or {otherwise}"
         if self.state in ("completed", "discarded", "cancelled"):
@@ -307,7 +307,7 @@ def shown(value: object) -> str:
     """Return the repr of a wrong value, cut short, whatever the value is."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  its repr is somebody else's code, and we are in an error
+    except Exception:  # noqa: BLE001  its repr is foreign code, and an error is being built
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 

@@ -57,7 +57,7 @@ class AppState:
         self.sends_sent_events = False  # task_send_sent_event
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
-        #: A store that stands in for the one of the settings.
+        #: A store that replaces the one of the settings.
         self._instead: LockStore | None = None
         self._store_watchers: list[Callable[[LockStore], None]] = []
         self._store_made_from: tuple[Any, ...] = ()
@@ -84,7 +84,7 @@ class AppState:
 
     @property
     def settings(self) -> UniqueSettings:
-        """The settings, read again after somebody has changed the app's configuration."""
+        """The settings, read again after the app's configuration has changed."""
         changes = self.app.conf.changes
         if changes != self._seen_conf:
             self._read_settings()
@@ -164,7 +164,7 @@ class AppState:
         return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
 
     def flush(self) -> None:
-        """Wait until the store, if it can be reached, and monitors have heard what was told."""
+        """Wait until pending acts and events have reached the store, if available, and monitors."""
         for store in (self._store, self._gate_store, self._instead):
             if store is not None:
                 with suppress(StoreUnavailable):

@@ -107,7 +107,7 @@ def _redelivers_by_time(conf: Any) -> bool:
 
 
 def publish_retry_ms(policy: Mapping[str, Any] | None, conf: Any) -> int:
-    """The longest that Celery goes on trying to publish one message.
+    """The longest time for which Celery retries to publish one message.
 
     A policy that retries for ever has no such bound: then the grace is an hour,
     and the lock of a publisher that is still trying after that may go to another.

@@ -94,7 +94,7 @@ def _secret(name: str, value: object) -> bytes:
     secret = value.encode() if isinstance(value, str) else value
     if isinstance(secret, bytes) and secret:
         return secret
-    # Of the value only the type is told, whatever it is.
+    # The message names only the type of the value.
     wrong = "it is empty" if secret == b"" else f"{type(value).__name__} is not str or bytes"
     raise ConfigurationError(
         f"{name}: {wrong}: give a long random text, the same to every process, or leave it out",
@@ -104,7 +104,7 @@ def _secret(name: str, value: object) -> bytes:
 
 def _codec(name: str, value: object) -> Any:
     if isinstance(value, str):
-        from celery.utils.imports import symbol_by_name  # not loaded by whoever imports this module
+        from celery.utils.imports import symbol_by_name  # not loaded with this module
 
         try:
             value = symbol_by_name(value)
@@ -163,7 +163,7 @@ SETTINGS: dict[str, Setting] = {
     "unique_run_lease": Setting(
         _duration,
         timedelta(seconds=60),
-        "How long a running task counts as alive after its worker was last heard of.",
+        "How long a running task counts as alive after its worker last renewed it.",
         "A key must be free sooner after a worker was killed, or workers stall for longer.",
         "60 seconds",
     ),
@@ -226,7 +226,7 @@ SETTINGS: dict[str, Setting] = {
     "unique_conceal_holder": Setting(
         _flag,
         False,
-        "Whether a duplicate is told nothing about the holder.",
+        "Whether duplicates get no information about the holder.",
         "Callers are not trusted with the ids of each other's tasks.",
         "False",
     ),

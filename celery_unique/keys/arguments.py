@@ -194,7 +194,7 @@ def visible_arguments(call: Call) -> dict[str, Any]:
     parameters, bound = _bound(call)
     if parameters is None:
         return bound
-    # In the order of the signature, whatever that of the call: somebody will make a text of them.
+    # In the order of the signature, whatever that of the call: a text may be made of them.
     seen = parameters.complete(bound)
     return {name: seen[name] for name in call.signature.parameters}
 

@@ -14,7 +14,7 @@ __all__ = ["Call"]
 
 @dataclass(slots=True)
 class Call:
-    """What somebody asked Celery to publish, before anything was decided about it."""
+    """A call as Celery received it, before any decision about it."""
 
     task_name: str
     args: tuple[Any, ...] = ()

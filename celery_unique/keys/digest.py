@@ -26,7 +26,7 @@ KEY_VERSION = "1"
 
 
 def key_of(text: str, secret: str | bytes | None = None) -> str:
-    """Return the key of a canonical text; with `secret` nobody can guess arguments from it."""
+    """Return the key of a canonical text; with `secret` arguments cannot be guessed from it."""
     return f"{KEY_VERSION}:{_digest(text, secret)}"
 
 

@@ -59,7 +59,7 @@ _WITH_KEY = {
 def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of a call, under which a task that is not unique is so by the caller's key.
 
-    What is said of headers and conflicts counts all the same: a tenant's keys stay apart.
+    Options of headers and conflicts still apply: tenants have separate keys.
     """
     if "idempotency_key" not in call_options:
         return call_options
@@ -114,10 +114,10 @@ def policy_for(
 
 @lru_cache(maxsize=1024)
 def _kept_after_success(policy: UniquePolicy) -> UniquePolicy:
-    """The task's own policy, held until the task has failed or its time to live is over.
+    """The task's own policy, held until the task has failed or its time to live has passed.
 
     No window: a live task's key never lapses before the task ends. And no rerun: the same
-    key is the same wish, which is not carried out twice.
+    key is the same request, which does not run twice.
     """
     fields = {**policy.as_fields(), "states": "until_success", "period": None}
     if policy.on_conflict == "rerun":

@@ -113,8 +113,8 @@ def _days(day: date, unit: str, count: int) -> str:
 
 
 def _part_of_day(moment: datetime, zone: tzinfo, minutes: int) -> str:
-    """By the clock on the wall of the zone, with its offset, which tells the two hours apart
-    that both are 02:00 when summer time ends."""
+    """In the local time of the zone, with its offset, which distinguishes the two hours that
+    are both 02:00 when summer time ends."""
     wall = moment.replace(tzinfo=None, fold=0)
     passed = (wall.hour * 60 + wall.minute) // minutes * minutes
     start = datetime.combine(wall.date(), datetime.min.time()) + timedelta(minutes=passed)
@@ -125,7 +125,7 @@ def _part_of_day(moment: datetime, zone: tzinfo, minutes: int) -> str:
 
 
 def _begun(start: datetime, minutes: int, moment: datetime, zone: tzinfo) -> datetime:
-    """The time on the wall at which the bucket of `moment` began, told apart by its offset."""
+    """The local time at which the bucket of `moment` began, with its offset."""
     then = moment.astimezone(UTC)
     shown_at = [at for at in _moments_of(start, zone) if at <= then]
     if shown_at:

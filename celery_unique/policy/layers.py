@@ -36,7 +36,7 @@ from .policy import UniquePolicy, warn_of_ignored_arguments, warn_of_window_alon
 
 Options = Mapping[str, Any]
 
-#: What Celery gives with nearly every call: one comparison tells that nothing here is ours.
+#: What Celery gives with nearly every call: one comparison shows that no option is ours.
 OPTIONS_OF_CELERY = frozenset(
     {
         *("add_to_parent", "chain", "chord", "compression", "countdown", "delivery_mode", "eta"),

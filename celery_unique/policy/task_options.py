@@ -105,7 +105,7 @@ def layers_of(task: Any) -> list[dict[str, Any]]:
     if _IGNORED in leaf.__dict__:
         return []
     own = leaf.__dict__.get(OWN_OPTIONS)
-    if own is None:  # bound unseen, so they are told apart no more
+    if own is None:  # bound before install: they cannot be distinguished
         return [_static_options(leaf.__mro__)]
     attributes = options_of_class(leaf)
     annotations = {name: value for name, value in attributes.items() if name not in own}

@@ -235,8 +235,8 @@ class Delivery:
     # -- acknowledgement -------------------------------------------------------------------
 
     def notice_acknowledgement(self, message: Any) -> None:
-        """To be called before Celery sends it. One that is sent before the body runs is over
-        when the body is. A solo worker sends every one after the body: its event loop stands
+        """To be called before Celery sends it. One that is sent before the body runs is done
+        when the body ends. A solo worker sends every one after the body: its event loop stands
         still meanwhile."""
         if not self.started or self.task.acks_late or self._runs_in_the_event_loop():
             self.acknowledgement = Acknowledgement(message)

@@ -25,18 +25,13 @@ _SPACE = r"\s+(?:[#*-]+:?\s+)?"
 OLD_VOICE = re.compile(rf"\b({'|'.join(replacements()).replace(' ', _SPACE)})\b", re.IGNORECASE)
 
 
-#: Pages that quote texts of the package, which is not in the list yet.
-QUOTING = ("cli.md", "logging.md", "settings.md", "find-out-why-a-call-was-dropped.md")
-
-
 def texts() -> list[Path]:
     # The guides at the root are texts of the documentation, too.
     found = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
-    for folder in ("docs",):
+    for folder in ("celery_unique", "docs"):
         built = ROOT / folder / "_build"
         files = (path for path in (ROOT / folder).rglob("*") if built not in path.parents)
-        texts = (path for path in files if path.suffix in SUFFIXES)
-        found += sorted(path for path in texts if path.name not in QUOTING)
+        found += sorted(path for path in files if path.suffix in SUFFIXES)
     return found
 
 
