@@ -17,7 +17,7 @@ from celery.app.task import Context
 from celery.utils.functional import maybe_list
 from kombu import serialization
 
-from celery_unique.config.leases import delay_ms, expires_ms
+from celery_unique.config.leases import Leases, delay_ms, expires_ms
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.header import HEADER, LockHeader
 
@@ -82,9 +82,7 @@ class FollowerCall:
         )
 
     @classmethod
-    def of_request(
-        cls, app: Any, request: Any, header: LockHeader, *, grace_ms: int, lease_ms: int
-    ) -> FollowerCall:
+    def of_request(cls, app: Any, request: Any, header: LockHeader, leases: Leases) -> FollowerCall:
         """The call of a message that a worker holds, as Celery would send it again."""
         args, kwargs, _ = request._payload
         context = request._context
@@ -98,15 +96,9 @@ class FollowerCall:
             options.update(exchange=info["exchange"], routing_key=info.get("routing_key"))
         else:
             options["queue"] = info.get("routing_key")
+        header, grace_ms, lease_ms = header.as_published(), leases.grace_ms, leases.queue_ms
         return cls.of(
-            app,
-            request.name,
-            args,
-            kwargs,
-            options,
-            header.as_published(),
-            grace_ms=grace_ms,
-            lease_ms=lease_ms,
+            app, request.name, args, kwargs, options, header, grace_ms=grace_ms, lease_ms=lease_ms
         )
 
     def dumps(self, codec: Any = None) -> str:
@@ -140,15 +132,8 @@ class FollowerCall:
         )
         header = LockHeader.from_message(document["lock"])
         assert header is not None
-        return cls(
-            document["task"],
-            args,
-            kwargs,
-            options,
-            header,
-            document["grace"],
-            document["lease"],
-        )
+        times = document["grace"], document["lease"]
+        return cls(document["task"], args, kwargs, options, header, *times)
 
     @property
     def task_id(self) -> str:

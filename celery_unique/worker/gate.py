@@ -128,11 +128,9 @@ def _follow_replacement(request: Any, delivery: Delivery, by: str, reason: str) 
     The message is acknowledged when the store, or the result backend, has all of it.
     """
     app_state, header = delivery.app_state, delivery.header
-    app, leases = app_state.app, app_state.leases
+    app = app_state.app
     try:
-        call = FollowerCall.of_request(
-            app, request, header, grace_ms=leases.grace_ms, lease_ms=leases.queue_ms
-        )
+        call = FollowerCall.of_request(app, request, header, app_state.leases)
         if app_state.settings.conceal_holder:
             # The result of another caller's task is concealed from it.
             complete(app, call, Outcome.revoked(reason))

@@ -303,14 +303,9 @@ class Renewer:
             # As far as this thread can see: the worker's main one may just be starting it.
             if delivery.has_continuations is None:
                 delivery.has_continuations = _has_continuations(self._app_state, request)
-            held_ms = 0 if delivery.has_continuations else leases.run_ms
+            held_ms, name = 0 if delivery.has_continuations else leases.run_ms, header.delivery
             return Held(
-                header.key,
-                header.task_id,
-                "",
-                leases.queue_ms,
-                waits_as=header.delivery,
-                held_ms=held_ms,
+                header.key, header.task_id, "", leases.queue_ms, waits_as=name, held_ms=held_ms
             )
         # Once a message is acknowledged, only its worker keeps the key: the short lease.
         lease_ms = leases.queue_ms if delivery.task.acks_late else leases.run_ms
