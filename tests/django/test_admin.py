@@ -291,10 +291,10 @@ def test_releasing_asks_first_and_then_frees_the_key():
     other = hold("shop.rebuild", "second")
     user = staff(SEE, FREE)
     client = client_of(user)
-    told = []
+    received = []
 
     def hear(sender: str, task_id: str, **_: object) -> None:
-        told.append((sender, task_id))
+        received.append((sender, task_id))
 
     unique_released.connect(hear)
     asked = client.post(RELEASE, {"lock": [f"{key} first"]})
@@ -308,7 +308,7 @@ def test_releasing_asks_first_and_then_frees_the_key():
     assert rows_of(text_of(done)) == ["second"]
     assert store().read(key)[0].tasks["first"].released
     assert not store().read(other)[0].tasks["second"].released
-    assert told == [("shop.rebuild", "first")]
+    assert received == [("shop.rebuild", "first")]
     entry = LogEntry.objects.filter(user=user).get()
     assert (entry.object_repr, entry.change_message) == ("shop.rebuild [first]", "Released.")
 
@@ -345,7 +345,7 @@ def test_only_a_post_with_permission_and_token_releases():
         "may only see": client_of(staff(SEE)).post(RELEASE, form).status_code,
         "may release and not see": client_of(staff(FREE)).post(RELEASE, form).status_code,
         "may do neither": client_of(staff()).post(RELEASE, form).status_code,
-        "nobody": Client().post(RELEASE, form).status_code,
+        "not logged in": Client().post(RELEASE, form).status_code,
     }
 
     assert refusals == {
@@ -355,7 +355,7 @@ def test_only_a_post_with_permission_and_token_releases():
         "may only see": 403,
         "may release and not see": 403,
         "may do neither": 403,
-        "nobody": 302,  # to the login page
+        "not logged in": 302,  # to the login page
     }
     assert not store().read(key)[0].tasks["first"].released
 

@@ -173,7 +173,7 @@ def test_a_forged_request_is_refused(visit, django_process, site):
     browser = visit(session, LIST)
     assert post(browser, form, token=False) == 403
 
-    # A page of somebody else that sends the form as soon as it is opened.
+    # A page of another site that sends the form as soon as it is opened.
     page = (
         f'<form method="post" action="{site.url}{RELEASE}"><input name="confirm" value="yes">'
         f'<input name="lock" value="{key} {task_id}"></form>'

@@ -174,6 +174,6 @@ def test_every_check_is_in_the_documentation():
     from celery_unique.contrib.django import checks
 
     page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "use-django.md"
-    told = set(re.findall(r"`celery_unique\.([EW]\d{3})`", page.read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`celery_unique\.([EW]\d{3})`", page.read_text(encoding="utf-8")))
 
-    assert told == set(re.findall(r"\b[EW]\d{3}\b", inspect.getsource(checks)))
+    assert documented == set(re.findall(r"\b[EW]\d{3}\b", inspect.getsource(checks)))

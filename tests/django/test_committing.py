@@ -34,21 +34,23 @@ def test_a_transaction_that_is_rolled_back_leaves_neither_lock_nor_message(djang
     saw = commit_and_roll_back(django_process, "delay_on_commit", TRANSACTIONS)
 
     committed, messages = saw["committed"], saw["messages"]
-    told = {**saw["acquired"], **saw["conflicts"]}
+    replies = {**saw["acquired"], **saw["conflicts"]}
     of_rolled_back = left_by_the_rolled_back(saw)
-    nobody = [holder for holder in saw["conflicts"].values() if holder not in messages]
+    orphans = [holder for holder in saw["conflicts"].values() if holder not in messages]
     report(
         f"delay_on_commit: {TRANSACTIONS} transactions of {CALLERS} callers, "
         f"{TRANSACTIONS - len(committed)} rolled back; {len(saw['acquired'])} locks, "
         f"{len(messages)} messages, {len(saw['conflicts'])} duplicates; "
         f"{len(of_rolled_back)} locks or messages of a rolled-back one, "
-        f"{len(nobody)} duplicates of a holder that never came to be"
+        f"{len(orphans)} duplicates of a holder that never came to be"
     )
     assert saw["rows"] == len(committed)
     assert 0 < len(committed) < TRANSACTIONS
     assert of_rolled_back == []
-    assert nobody == []
-    assert set(told) == committed, "every committed call was admitted, or told of its holder"
+    assert orphans == []
+    assert set(replies) == committed, (
+        "every committed call was admitted, or its reply named the holder"
+    )
     assert set(messages) == set(saw["acquired"].values()) == set(saw["locks"])
     assert {messages[i] for i in messages} == set(saw["acquired"])
     assert len(saw["conflicts"]) > 100

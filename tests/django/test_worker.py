@@ -71,7 +71,7 @@ def test_a_task_holds_its_key_until_the_worker_has_ended_it(
     assert called["id"] in page
     assert worker.hostname in page
 
-    # Released by hand, a second one may run beside it, and neither ends the other's lock.
+    # Released manually, a second one may run beside it, and neither ends the other's lock.
     assert "Released 1 lock." in inside("release", door=str(door))
     beside = inside("call", door=str(door))
     assert beside["id"] != called["id"]

@@ -216,7 +216,7 @@ class SentinelServer(RedisServer):
             f"port {self.port}",
             f"bind {HOST}",
             f"sentinel monitor shop {HOST} {self._master.port} 1",
-            # It fails over when it is told to: a busy machine must not look like a dead server.
+            # It fails over on command: a busy machine must not look like a dead server.
             "sentinel down-after-milliseconds shop 60000",
             "sentinel failover-timeout shop 5000",
         ]

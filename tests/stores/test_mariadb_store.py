@@ -1,4 +1,4 @@
-"""What is special to MariaDB, and to MySQL, whose form of an act MariaDB can carry out as well."""
+"""What is special to MariaDB, and to MySQL, whose statements MariaDB can run as well."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def test_on_mysql_one_of_many_at_once_is_admitted(opened, mariadb_url):
     stores = [as_on_mysql(opened(mariadb_url)) for _ in range(8)]
     keys = [fresh_key() for _ in range(15)]
     barrier = threading.Barrier(len(stores))
-    told: dict[tuple[str, int], Acquired] = {}
+    outcomes: dict[tuple[str, int], Acquired] = {}
 
     def call(number: int) -> None:
         for key in keys:
             barrier.wait(60)
-            told[key, number] = stores[number].acquire(key, claim(f"of {number}"))
+            outcomes[key, number] = stores[number].acquire(key, claim(f"of {number}"))
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(stores))]
     for thread in threads:
@@ -110,7 +110,7 @@ def test_on_mysql_one_of_many_at_once_is_admitted(opened, mariadb_url):
         thread.join(60)
 
     for key in keys:
-        replies = [told[key, number] for number in range(len(stores))]
+        replies = [outcomes[key, number] for number in range(len(stores))]
         [winner] = [n for n, reply in enumerate(replies) if reply.outcome == "created"]
         named = {reply.holder.task_id for reply in replies if reply.holder}
         assert named == {f"of {winner}"}

@@ -122,7 +122,7 @@ def test_an_answer_that_is_lost_means_maybe(opened, proxy, postgres_url, key):
     proxy.restore()
 
     assert "the server did not answer in time" in message
-    # It was carried out; the same attempt may ask again.
+    # It was applied; the same attempt may acquire again.
     assert after_all(lambda: store.acquire(key, claim("task", again=True)).outcome) == "created"
     assert after_all(lambda: list(store.read(key)[0].tasks)) == ["task"]
 
@@ -186,7 +186,7 @@ def test_a_batch_goes_on_where_its_connection_died(hung_up):
 
 @pytest.mark.server
 def test_a_connection_that_breaks_between_read_and_write_is_an_error(hung_up, key):
-    """Whether the write was carried out is not known, so it is not simply sent again."""
+    """Whether the write was applied is not known, so it is not simply sent again."""
     store, hang_up = hung_up
     run(store, key, "task")
     sent: list[str] = []
@@ -385,7 +385,7 @@ def test_an_interrupted_act_leaves_the_file_free_while_its_traceback_is_kept(
         written = session.execute(
             text("UPDATE celery_unique_lock SET conflicts = conflicts + 1 RETURNING record"), {}
         )
-        assert written is not None  # and nobody reads what it returns
+        assert written is not None  # and its result is not read
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as interrupted:

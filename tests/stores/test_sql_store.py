@@ -216,7 +216,7 @@ def test_a_duplicate_that_comes_during_finish_is_in_its_answer(sql, open_sql, ke
 def interrupted_once(
     others: Callable[[], Any], act: Callable[[Record, int], Any]
 ) -> Callable[[Record, int], Any]:
-    """An act during which, the first time, somebody else acts on the same key."""
+    """An act during which, the first time, another process acts on the same key."""
     waiting = [others]
 
     def interrupted(record: Record, now_us: int) -> Any:
@@ -360,11 +360,11 @@ def test_a_key_under_a_storm_of_duplicates_can_be_finished(open_sql, key):
         finally:  # or they ask for ever
             over.set()
         took = time.monotonic() - began
-        told = [future.result() for future in asking]
+        counted = [future.result() for future in asking]
 
     assert finished.verdict == "ended"
     assert took < PATIENCE_S / 2  # it would go on trying for as long as it may
-    assert sum(told) >= finished.duplicates > 0
+    assert sum(counted) >= finished.duplicates > 0
 
 
 # -- the table ------------------------------------------------------------------------------
@@ -396,11 +396,11 @@ def test_16_processes_create_the_table_at_once(sql_url):
         ready.get(timeout=60)
 
     go.set()
-    told = [answers.get(timeout=60) for _ in processes]
+    outcomes = [answers.get(timeout=60) for _ in processes]
     for process in processes:
         process.join(30)
 
-    assert sorted(told) == ["created"] + ["duplicate"] * 15
+    assert sorted(outcomes) == ["created"] + ["duplicate"] * 15
 
 
 def test_the_table_can_be_made_by_hand(sql_url, key):

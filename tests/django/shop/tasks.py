@@ -46,7 +46,7 @@ def plain(number: int) -> int:
 
 @shared_task(unique=True, unique_on="shop_id")
 def confirm_order(shop_id: int, transaction: int) -> int:
-    """Equal by its shop; the other argument tells which transaction published it."""
+    """Equal by its shop; the other argument names the transaction that published it."""
     return transaction
 
 
