@@ -1,4 +1,4 @@
-"""What waits until the broker has heard that a message is acknowledged."""
+"""What waits until the acknowledgement of a message is sent."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from celery_unique.worker.ack import Acknowledgement
 
 
 class Channel:
-    """Notes what a broker would hear, or cannot be reached."""
+    """Records what a broker would receive, or cannot be reached."""
 
     no_ack_consumers = None
 
-    def __init__(self, told: list[str], *, reachable: bool = True) -> None:
-        self._told = told
+    def __init__(self, sent: list[str], *, reachable: bool = True) -> None:
+        self._sent = sent
         self._reachable = reachable
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        self._tell("ack")
+        self._send("ack")
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self._tell("reject")
+        self._send("reject")
 
-    def _tell(self, what: str) -> None:
+    def _send(self, what: str) -> None:
         if not self._reachable:
             raise ConnectionResetError
-        self._told.append(what)
+        self._sent.append(what)
 
 
 @pytest.fixture
-def told() -> list[str]:
+def sent() -> list[str]:
     return []
 
 
@@ -41,42 +41,42 @@ def message_of(channel: Any) -> Message:
 
 
 @pytest.mark.parametrize("how", ["ack", "reject"])
-def test_it_waits_until_the_message_is_acknowledged_or_rejected(how, told):
-    message = message_of(Channel(told))
+def test_it_waits_until_the_message_is_acknowledged_or_rejected(how, sent):
+    message = message_of(Channel(sent))
     acknowledgement = Acknowledgement(message)
-    acknowledgement.then(lambda: told.append("settle"))
-    assert told == []
+    acknowledgement.then(lambda: sent.append("settle"))
+    assert sent == []
 
     getattr(message, how)()
 
-    assert told == [how, "settle"]
+    assert sent == [how, "settle"]
     assert not acknowledgement.failed
 
 
-def test_it_does_not_wait_for_what_is_over(told):
-    message = message_of(Channel(told))
+def test_it_does_not_wait_for_what_is_over(sent):
+    message = message_of(Channel(sent))
     acknowledgement = Acknowledgement(message)
     message.ack()
 
-    acknowledgement.then(lambda: told.append("settle"))
+    acknowledgement.then(lambda: sent.append("settle"))
 
-    assert told == ["ack", "settle"]
+    assert sent == ["ack", "settle"]
 
 
-def test_it_goes_on_and_says_so_if_the_acknowledgement_fails(told):
-    message = message_of(Channel(told, reachable=False))
+def test_it_continues_and_reports_that_the_acknowledgement_failed(sent):
+    message = message_of(Channel(sent, reachable=False))
     acknowledgement = Acknowledgement(message)
-    acknowledgement.then(lambda: told.append(f"settle, failed: {acknowledgement.failed}"))
+    acknowledgement.then(lambda: sent.append(f"settle, failed: {acknowledgement.failed}"))
 
     with pytest.raises(ConnectionResetError):
         message.ack()
 
-    assert told == ["settle, failed: True"]
+    assert sent == ["settle, failed: True"]
 
 
-def test_the_message_is_as_it_was_afterwards(told):
+def test_the_message_is_as_it_was_afterwards(sent):
     """No cycle is left that would keep it from being freed."""
-    message = message_of(Channel(told))
+    message = message_of(Channel(sent))
     Acknowledgement(message)
     message.ack()
 

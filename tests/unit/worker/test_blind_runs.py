@@ -37,14 +37,14 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def holding(store: MemoryStore) -> WorkerLockClient:
-    """The first delivery runs; that it sent a retry, the store has not heard."""
+    """The first delivery runs; the store has no record of the retry that it sent."""
     store.acquire(KEY, Claim("a", "shop.rebuild", states="pswrt", grace_ms=LEASES.grace_ms))
     holding = WorkerLockClient(SimpleNamespace(), store, store, LEASES)
     holding.start(FIRST, "shop.rebuild", acks_late=True)
     return holding
 
 
-def test_the_key_is_given_back_when_the_delivery_that_has_it_proves_dead(holding, store):
+def test_the_key_is_released_when_the_delivery_that_has_it_proves_dead(holding, store):
     holding.finish(BLIND, "shop.rebuild", State.COMPLETED)
 
     eventually(lambda: not store.read(KEY)[0].tasks, message="the key is still taken")
@@ -60,25 +60,25 @@ def test_the_key_of_a_delivery_that_is_alive_is_left_alone(holding, store):
     assert store.read(KEY)[0].tasks["a"].delivery == FIRST.delivery
 
 
-def test_an_act_that_is_told_late_is_told_until_it_has_surely_arrived(holding, store, monkeypatch):
-    """One way into a connection that is being cut, it is lost without an error."""
-    told, retry = [], store.retry
+def test_an_act_that_is_retried_is_retried_until_it_has_surely_arrived(holding, store, monkeypatch):
+    """Fire-and-forget into a connection that is being cut, it is lost without an error."""
+    sent, retry = [], store.retry
     replies = iter([StoreUnavailable("away")])
 
     def retry_one_way(*facts: Any) -> None:
-        told.append(facts)
+        sent.append(facts)
         for error in replies:
             raise error
-        if len(told) > 2:
+        if len(sent) > 2:
             retry(*facts)
 
     def flush() -> None:
-        if len(told) == 2:
+        if len(sent) == 2:
             raise StoreUnavailable("the connection broke")
 
     monkeypatch.setattr(store, "retry", retry_one_way)
     monkeypatch.setattr(store, "flush", flush)
     holding.retry(FIRST, "shop.rebuild", 0, copies=True)
 
-    eventually(lambda: store.read(KEY)[0].tasks["a"].state == "t", message="not told")
-    assert len(told) == 3
+    eventually(lambda: store.read(KEY)[0].tasks["a"].state == "t", message="not recorded")
+    assert len(sent) == 3

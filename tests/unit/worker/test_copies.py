@@ -64,7 +64,7 @@ def test_a_message_whose_acknowledgement_failed_exists_twice(failed):
 
 
 def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark():
-    """Celery then forgets what it has written to a process and not heard to be taken: the process
+    """Celery then forgets what it has written to a process that has not confirmed it: the process
     runs it, and its message goes back to the queue."""
     store = MemoryStore()
     holding = WorkerLockClient(SimpleNamespace(), store, store, LONG)

@@ -101,7 +101,7 @@ def test_a_message_that_waits_in_a_worker_is_held_for_as_long_as_one_in_the_queu
 
 
 class OneBadKey(MemoryStore):
-    """Whoever renews this key fails, and with it all that is asked for at once."""
+    """A renewal of this key fails, and with it all of its batch."""
 
     bad = "1:bad"
 
