@@ -191,7 +191,10 @@ def test_options_and_those_of_others_are_no_near_misses() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, f"{name} was given in the task shop.pay.*apply_async") for name in CALL_ONLY),
+        *(
+            (name, f"{name} was given in the task shop.pay.*apply_async")
+            for name in sorted(CALL_ONLY)
+        ),
         ("unique_fr", r"unique_fr \(task shop.pay\) .* 'unique_for'\?"),
     ],
 )
