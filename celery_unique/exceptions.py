@@ -1,23 +1,23 @@
-"""Every error this library raises.
+"""Every error and warning of this library, and the functions that word them.
 
 ::
 
     CeleryUniqueError(Exception)
     ├── InvalidPolicy(ValueError)      an option or a policy field is wrong
     ├── UniqueKeyError(ValueError)     no key can be made from this call
-    ├── DuplicateTask                  the key is held, and the policy says ``reject``
-    ├── IdempotencyKeyRequired         the task wants an ``idempotency_key``
+    ├── DuplicateTask                  the key is held, and ``on_conflict`` is ``reject``
+    ├── IdempotencyKeyRequired         the task requires an ``idempotency_key``
     ├── IdempotencyKeyConflict         that ``idempotency_key`` was used for other work
-    ├── StoreUnavailable               the lock store did not answer in time
-    │   └── UnreadableRecord           what it holds of one key cannot be read
+    ├── StoreUnavailable               the lock store is unavailable
+    │   └── UnreadableRecord           the record of one key cannot be read
     ├── BatchInterrupted               ``apply_many`` could make only some of its calls
     └── ConfigurationError             a setting is wrong, or one is missing
 
-A message says what to do; the facts are attributes.  The key is an attribute only: it is made
-from the arguments of a call, so it stays out of ``str()``, ``repr()`` and thereby out of logs.
+A message names the cure; the facts are attributes.  The key is an attribute only: it is made from
+the arguments of a call, so it stays out of ``str()``, ``repr()`` and thereby out of logs.
 
-Two warnings tell of what is allowed and likely wrong: ``UniquePolicyWarning`` and
-``UniqueSettingsWarning``, both ``UserWarning``.
+Two warnings, both ``UserWarning``, are for what is valid and likely wrong:
+``UniquePolicyWarning`` and ``UniqueSettingsWarning``.
 
 ``args`` holds the positional arguments of the constructor, because Celery's JSON result backends
 store ``args`` and call the class with them again: an error raised in a task body comes back to the
@@ -107,7 +107,7 @@ class InvalidPolicy(CeleryUniqueError, ValueError):
 
 
 class UniqueKeyError(CeleryUniqueError, ValueError):
-    """No key can be made from this call; `argument` is what stands in the way."""
+    """No key can be made from this call; `argument` is the cause."""
 
     ojs_code = "invalid_request"
 
@@ -123,7 +123,7 @@ class DuplicateTask(CeleryUniqueError):
     """The key is held by another task and the call was not published.
 
     `task_id` and `state` are the holder's, or None where `unique_conceal_holder` is set.
-    `reason` says why a call that asked for something else than ``reject`` was rejected.
+    `reason` is why a call with another strategy than ``reject`` was rejected.
     """
 
     ojs_code = "duplicate"
@@ -148,7 +148,7 @@ class DuplicateTask(CeleryUniqueError):
 
     @property
     def by_idempotency_key(self) -> bool:
-        """Whether the call brought the key itself."""
+        """Whether the key is the call's idempotency key."""
         return len(self.args) > 4
 
     def __str__(self) -> str:
@@ -161,17 +161,17 @@ class DuplicateTask(CeleryUniqueError):
 
     def _cure(self) -> str:
         # The caller's key wins over unique=False.
-        by_key, concealed = self.by_idempotency_key, self.task_id is None
+        by_key = self.by_idempotency_key
         new_work = "take a new idempotency_key for new work"
         anyway = "with unique=False to publish anyway"
-        if concealed:  # without its id, the holder's result cannot be read either
+        if self.task_id is None:  # a concealed holder's result is concealed, too
             otherwise = new_work if by_key else f"call {anyway}"
-            return f"Wait for that task to end, or {otherwise}"
+            return f"Wait for that task to finish, or {otherwise}"
         if self.state in ("completed", "discarded", "cancelled"):
             what = "idempotency key's time" if by_key else "window or its idempotency key's time"
             wait = f"Wait until its {what} has passed"
         else:
-            wait = "Wait for that task to end"
+            wait = "Wait for that task to finish"
         return (
             f"{wait}, or call with unique_on_conflict='ignore' to get its result, "
             f"or {new_work if by_key else anyway}"
@@ -188,7 +188,7 @@ class DuplicateTask(CeleryUniqueError):
 
 
 class IdempotencyKeyRequired(CeleryUniqueError):
-    """The task's identity strategy is ``caller_provided`` and the call gave no key."""
+    """The task's identity strategy is ``caller_provided`` and the call has no key."""
 
     ojs_code = "invalid_request"
 
@@ -198,7 +198,7 @@ class IdempotencyKeyRequired(CeleryUniqueError):
 
     def __str__(self) -> str:
         return (
-            f"{self.task_name} has identity_strategy='caller_provided', so every call must bring "
+            f"{self.task_name} has identity_strategy='caller_provided', so every call needs "
             "its own key: call apply_async(..., idempotency_key='...')"
         )
 
@@ -207,7 +207,7 @@ class IdempotencyKeyRequired(CeleryUniqueError):
 
 
 class IdempotencyKeyConflict(CeleryUniqueError):
-    """The idempotency key was used before, for a call that was not the same."""
+    """The idempotency key was used before, for another call."""
 
     ojs_code = "invalid_request"
 
@@ -232,7 +232,7 @@ class IdempotencyKeyConflict(CeleryUniqueError):
 
 
 class StoreUnavailable(CeleryUniqueError):
-    """The lock store could not be reached, or did not answer in `unique_store_timeout`
+    """The lock store could not be reached, or did not reply within `unique_store_timeout`
     (`unique_gate_timeout` where a worker starts a task)."""
 
     ojs_code = "backend_error"
@@ -247,8 +247,8 @@ class StoreUnavailable(CeleryUniqueError):
 
 
 class UnreadableRecord(StoreUnavailable):
-    """What the lock store holds of one key cannot be read: something else wrote it, or a release
-    that this one cannot read. Only calls and tasks of this key are concerned."""
+    """The record of one key cannot be read: another program wrote it, or an incompatible release.
+    Only calls and tasks of this key are concerned."""
 
     retryable = False
 
@@ -261,7 +261,7 @@ class UnreadableRecord(StoreUnavailable):
 
 
 class BatchInterrupted(CeleryUniqueError):
-    """`apply_many` could make only some of its calls; its cause is what went wrong.
+    """`apply_many` could make only some of its calls; `__cause__` is the error.
 
     `results` are those of the calls that were made, in their places, with None for the others.
     """
@@ -292,7 +292,7 @@ class ConfigurationError(CeleryUniqueError):
 
 
 class UniquePolicyWarning(UserWarning):
-    """A policy is valid, and does something that few people want."""
+    """A policy is valid and unusual, and likely a mistake."""
 
 
 class UniqueSettingsWarning(UserWarning):
@@ -304,10 +304,10 @@ _OUR_PREFIX = "unique_"
 
 
 def shown(value: object) -> str:
-    """Return the repr of a wrong value, cut short, whatever the value is."""
+    """Return the repr of a wrong value, shortened."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  its repr is foreign code, and an error is being built
+    except Exception:  # noqa: BLE001  a user's __repr__, while another error is handled
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -319,12 +319,12 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def nearest(wrong: object, names: Iterable[str]) -> str | None:
-    """Return the name that `wrong` was most likely meant to be."""
+    """Return the name that is most like `wrong`, if any is."""
     import difflib  # only errors need it
 
     if not isinstance(wrong, str):
         return None
-    # Two names are not alike for both being one of ours.
+    # The common prefix makes no two names alike.
     ours = wrong.lower().startswith(_OUR_PREFIX)
     by_text = {_comparable(name, ours): name for name in names}
     near = difflib.get_close_matches(_comparable(wrong, ours), by_text, n=1)

@@ -175,8 +175,8 @@ def text_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str
             field="task",
         )
     name = "" if task is None else _name_of(task)
-    asked = with_key({"idempotency_key": idempotency_key})
-    _refuse_headers(name or "a task", _policy_of(app_state, name, asked)[0])
+    options = with_key({"idempotency_key": idempotency_key})
+    _refuse_headers(name or "a task", _policy_of(app_state, name, options)[0])
     call = Call(task_name=name, idempotency_key=idempotency_key)
     return canonical_text(idempotency_identity(call, scope=settings.idempotency_scope))
 

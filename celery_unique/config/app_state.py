@@ -1,7 +1,7 @@
-"""What this library keeps for one app: settings, store, coordinator, policies.
+"""The state of one app: settings, store, leases, policies.
 
-Everything is made on first use, so that installing connects to nothing, and
-kept on the app itself, so that two apps of one process never mix.
+Everything is made on first use, so that ``install`` opens no connection, and kept on the app
+itself, so that two apps of one process never mix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Part = TypeVar("Part", bound="BuiltOnState")
 
 
 class BuiltOnState(Protocol):
-    """What :meth:`AppState.part` makes and keeps: a coordinator, a worker's lock client."""
+    """An object that :meth:`AppState.part` keeps: a coordinator, a worker's lock client."""
 
     @classmethod
     def of(cls, app_state: AppState) -> Self: ...
@@ -44,6 +44,8 @@ class BuiltOnState(Protocol):
 
 
 class AppState:
+    """Settings, store, leases and policies of one app."""
+
     def __init__(self, app: Any) -> None:
         self.app = app
         self.policies = TaskPolicies()
@@ -57,34 +59,33 @@ class AppState:
         self.sends_sent_events = False  # task_send_sent_event
         self._store: LockStore | None = None
         self._gate_store: LockStore | None = None
-        #: A store that replaces the one of the settings.
+        #: Replaces the store of the settings.
         self._instead: LockStore | None = None
         self._store_watchers: list[Callable[[LockStore], None]] = []
         self._store_made_from: tuple[Any, ...] = ()
-        #: When the store was last walked for the keys of ids, how long that took (seconds),
-        #: and what was found.
+        #: The last walk of the store for the keys of ids: when, how long (seconds), and the result.
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._leases: Leases | None = None
         self._parts: dict[type, Any] = {}
-        #: Tasks that calls made in this process follow.
+        #: Tasks that calls of this process follow.
         self.joined: BoundedDict[str, None] = BoundedDict(MOST_JOINED)
-        #: Those that this process has noticed, the newest ones.
+        #: The newest that this process noticed.
         self.failovers: deque[FailOver] = deque(maxlen=REMEMBERED)
-        #: A worker's thread for what its main loop must not wait for.
+        #: Runs jobs in a worker's thread, so that its main loop need not wait.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 
     def in_background(self, job: Callable[[], object]) -> None:
-        """Carry ``job`` out soon; at once where there is no worker to do it."""
+        """Run ``job`` in a worker's thread, or here where there is none."""
         if self.background is None or not self.background(job):
             job()
 
-    def joined_here(self, holder_id: str) -> None:
-        """A call made in this process follows that task, which may run here and be over."""
+    def remember_joined(self, holder_id: str) -> None:
+        """Note that a call of this process follows that task, which may also run here."""
         self.joined.remember(holder_id, None)
 
     @property
     def settings(self) -> UniqueSettings:
-        """The settings, read again after the app's configuration has changed."""
+        """The settings, read again after a change of the app's configuration."""
         changes = self.app.conf.changes
         if changes != self._seen_conf:
             self._read_settings()
@@ -98,7 +99,7 @@ class AppState:
                 self._settings = settings
             self._leases = None
             self._parts.clear()
-            # Asked for by every call, and Celery looks for a setting in several places.
+            # Every call needs these, and Celery looks up a setting in several places.
             self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
             self.sends_sent_events = bool(self.app.conf.task_send_sent_event)
             self._seen_conf = dict(self.app.conf.changes)
@@ -118,7 +119,7 @@ class AppState:
 
     @property
     def gate_store(self) -> LockStore:
-        """The same store for the worker's main loop, which must not wait long for it."""
+        """The same store with a shorter timeout, for the main loop of a worker."""
         store = self.store
         if self._instead is not None:
             return self._instead
@@ -144,14 +145,14 @@ class AppState:
         return store
 
     def _failed_over(self, failover: FailOver) -> None:
-        """Say so once, although the store and the gate's notice it each for itself."""
+        """Report it once, although the store and the gate's store both notice it."""
         last = self.failovers[-1] if self.failovers else None
         if last is None or (last.before, last.after) != (failover.before, failover.after):
             self.failovers.append(failover)
             reporting.failed_over(self.app, failover)
 
     def watch_stores(self, watch: Callable[[LockStore], None]) -> None:
-        """Show ``watch`` every store that this app opens, beginning with those it has open."""
+        """Call ``watch`` with every store of this app, open now or later."""
         with self._mutex:
             self._store_watchers.append(watch)
             for store in {id(each): each for each in (self._store, self._gate_store)}.values():
@@ -164,7 +165,7 @@ class AppState:
         return (url, options, settings.namespace, settings.store_timeout, settings.gate_timeout)
 
     def flush(self) -> None:
-        """Wait until pending acts and events have reached the store, if available, and monitors."""
+        """Wait until everything queued for the store and for monitors is sent, if it can be."""
         for store in (self._store, self._gate_store, self._instead):
             if store is not None:
                 with suppress(StoreUnavailable):
@@ -187,8 +188,8 @@ class AppState:
         return leases
 
     def part(self, kind: type[Part]) -> Part:
-        """The one object of this class, made by ``kind.of`` on first use and again after a
-        change of the settings: those who use the state are built on it, and not by it."""
+        """The one object of this class, made by ``kind.of`` on first use and again after a change
+        of the settings."""
         _ = self.settings  # first: a change of it forgets the parts
         part = self._parts.get(kind)
         if part is None:
@@ -197,8 +198,8 @@ class AppState:
         return part
 
     def use_store(self, store: LockStore | None) -> LockStore | None:
-        """Use this very store, whatever the settings say, or again the one of the settings
-        (None). Returns what was used instead of it so far (tests with a clock to move)."""
+        """Replace the store of the settings, or use it again (None). Returns the earlier
+        replacement. For tests that move the clock."""
         with self._mutex:
             before, self._instead = self._instead, store
             if store is not None:
@@ -209,7 +210,7 @@ class AppState:
 
 
 def make_state(app: Any) -> AppState:
-    """The app's app_state, made on the first call."""
+    """The state of an app, made on the first call."""
     app_state = app.__dict__.get(_ATTRIBUTE)
     if app_state is None:
         app_state = app.__dict__[_ATTRIBUTE] = AppState(app)
@@ -217,11 +218,11 @@ def make_state(app: Any) -> AppState:
 
 
 def state_of(app: Any) -> AppState:
-    """The app_state of an installed app."""
+    """The state of an installed app."""
     app_state = app.__dict__.get(_ATTRIBUTE)
     if app_state is None:
         raise ConfigurationError(
-            "This Celery app does not know celery_unique: call celery_unique.install(app) "
+            "celery_unique is not installed in this Celery app: call celery_unique.install(app) "
             "where the app is made.",
             setting=None,
         )

@@ -1,4 +1,4 @@
-"""When a message may run and until when it counts, as milliseconds from now."""
+"""Leases of an app, and the times of a message, in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_MS = int(LAST_MOMENT.timestamp() * 1000)
 
 
 def moment_of(milliseconds: int) -> datetime:
-    """A time of a store's clock, to be shown; what comes after the last moment is that."""
+    """A time of a store's clock as a datetime, at most the last moment."""
     if milliseconds >= _LAST_MS:
         return LAST_MOMENT
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -50,18 +50,19 @@ def _from_now_ms(app: Any, moment: Any) -> int:
     return int((moment - app.now()).total_seconds() * 1000)
 
 
-#: Redis redelivers up to this much after the visibility timeout: kombu looks for
-#: unacknowledged messages every 100 s, and a worker that is killed while it looks keeps
-#: the others from looking for another 300.
+#: Redis redelivers up to this long after the visibility timeout: kombu looks for unacknowledged
+#: messages every 100 s, and a worker that is killed meanwhile blocks the others for another 300.
 RESTORE_MARGIN_S = 400
 #: Celery's own default for brokers that redeliver by time.
 DEFAULT_VISIBILITY_TIMEOUT_S = 3600
-#: How URLs of brokers begin that speak AMQP.
+#: Schemes of brokers that speak AMQP.
 AMQP = ("amqp:", "amqps:", "pyamqp:", "pyamqps:")
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
+    """How long locks last in each state."""
+
     queue_ms: int
     run_ms: int
     grace_ms: int
@@ -72,7 +73,7 @@ class Leases:
     def of(cls, settings: UniqueSettings, conf: Any) -> Leases:
         visibility_ms = _visibility_timeout_ms(conf)
         return cls(
-            # A message that the broker may still redeliver must find its key taken.
+            # A message that the broker may still redeliver must find its key held.
             queue_ms=max(
                 milliseconds(settings.queue_lease),
                 visibility_ms + RESTORE_MARGIN_S * 1000 if _redelivers_by_time(conf) else 0,
@@ -100,17 +101,17 @@ def _visibility_timeout_ms(conf: Any) -> int:
 
 
 def _redelivers_by_time(conf: Any) -> bool:
-    """RabbitMQ gives a message to another worker when its own is gone, however long it took."""
+    """Whether the broker redelivers after a time-out. RabbitMQ does so when the worker is gone."""
     if "visibility_timeout" in (conf.broker_transport_options or {}):
         return True
     return not str(conf.broker_write_url).startswith(AMQP)
 
 
 def publish_retry_ms(policy: Mapping[str, Any] | None, conf: Any) -> int:
-    """The longest time for which Celery retries to publish one message.
+    """The longest that Celery retries to publish one message.
 
-    A policy that retries for ever has no such bound: then the grace is an hour,
-    and the lock of a publisher that is still trying after that may go to another.
+    A policy that retries for ever has no such bound: then it is an hour, and another caller may
+    acquire the lock of a publisher that retries for longer.
     """
     policy = policy or {}
     retries = policy.get("max_retries", 3)

@@ -1,6 +1,6 @@
 """The settings: flat ``unique_*`` names on ``app.conf``, checked when they are read.
 
-`SETTINGS` is also what the settings page of the documentation is checked against.
+The settings page of the documentation is checked against `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _url(name: str, value: object) -> str:
     if isinstance(value, str):
         if "://" in value:
             return value
-        value = value.rpartition("@")[2]  # what stands before may be a password
+        value = value.rpartition("@")[2]  # the part before may be a password
     raise ConfigurationError(
         f"{name}: {shown(value)} is not a URL: write one such as 'redis://localhost:6379/1'",
         setting=name,
@@ -94,7 +94,7 @@ def _secret(name: str, value: object) -> bytes:
     secret = value.encode() if isinstance(value, str) else value
     if isinstance(secret, bytes) and secret:
         return secret
-    # The message names only the type of the value.
+    # The message shows the type alone, whatever the value is.
     wrong = "it is empty" if secret == b"" else f"{type(value).__name__} is not str or bytes"
     raise ConfigurationError(
         f"{name}: {wrong}: give a long random text, the same to every process, or leave it out",
@@ -104,7 +104,7 @@ def _secret(name: str, value: object) -> bytes:
 
 def _codec(name: str, value: object) -> Any:
     if isinstance(value, str):
-        from celery.utils.imports import symbol_by_name  # not loaded with this module
+        from celery.utils.imports import symbol_by_name  # slow to import
 
         try:
             value = symbol_by_name(value)
@@ -129,7 +129,7 @@ def _codec(name: str, value: object) -> Any:
 
 
 class Setting(NamedTuple):
-    """One setting and what the documentation says about it."""
+    """One setting, with its texts in the documentation."""
 
     check: Callable[[str, object], Any]
     default: Any
@@ -156,28 +156,28 @@ SETTINGS: dict[str, Setting] = {
     "unique_queue_lease": Setting(
         _duration,
         timedelta(hours=24),
-        "How long a key stays taken while its message waits in the broker.",
+        "How long a key stays held while its message waits in the broker.",
         "Messages wait longer than a day, or a purged queue shall free its keys sooner.",
         "24 hours",
     ),
     "unique_run_lease": Setting(
         _duration,
         timedelta(seconds=60),
-        "How long a running task counts as alive after its worker last renewed it.",
+        "How long a running task counts as alive after its worker last renewed its lease.",
         "A key must be free sooner after a worker was killed, or workers stall for longer.",
         "60 seconds",
     ),
     "unique_publish_grace": Setting(
         _duration,
         timedelta(seconds=30),
-        "How long a caller may take from taking the lock to publishing.",
+        "How long a caller may take from acquiring the lock to publishing.",
         "The broker is slow to accept messages.",
         "30 seconds, or the whole time of Celery's publish retries if that is longer",
     ),
     "unique_retention": Setting(
         _duration,
         timedelta(days=1),
-        "How long an ended task is remembered if its policy has terminal states and no window.",
+        "How long a finished task is remembered if its policy has terminal states and no window.",
         "A task shall stay done for longer, and giving it unique_for is not wanted.",
         "1 day",
     ),
@@ -198,14 +198,14 @@ SETTINGS: dict[str, Setting] = {
     "unique_on_store_error": Setting(
         _one_of("raise", "publish"),
         "raise",
-        "What a call does when the store does not answer: raise, or publish without a lock.",
+        "What a call does when the store is unavailable: raise, or publish without a lock.",
         "A duplicate does less harm than a call that fails.",
         "raise",
     ),
     "unique_eager": Setting(
         _flag,
         False,
-        "Whether eager calls take locks.",
+        "Whether eager calls acquire locks.",
         "A test suite with task_always_eager shall see duplicates.",
         "False",
     ),
@@ -226,7 +226,7 @@ SETTINGS: dict[str, Setting] = {
     "unique_conceal_holder": Setting(
         _flag,
         False,
-        "Whether duplicates get no information about the holder.",
+        "Whether the holder is concealed from a duplicate.",
         "Callers are not trusted with the ids of each other's tasks.",
         "False",
     ),
@@ -268,7 +268,7 @@ class UniqueSettings:
 
 
 def loaded_conf(app: Any) -> Any:
-    """Return the app's configuration. The first key that is read puts it in place."""
+    """Return the app's configuration, loaded: reading a key loads it."""
     app.conf.get("broker_url")
     return app.conf
 
@@ -278,7 +278,7 @@ def read_settings(app: Any) -> UniqueSettings:
     conf = loaded_conf(app)
     values = {}
     for name, setting in SETTINGS.items():
-        # Not app.add_defaults: Celery puts those above what the user has configured.
+        # Not app.add_defaults: Celery gives those precedence over the user's configuration.
         value = conf.get(name)
         values[name.removeprefix("unique_")] = (
             setting.default if value is None else setting.check(name, value)
@@ -304,7 +304,7 @@ def _checked_default(name: str, option: str, value: object) -> Any:
 
 
 def _refuse_clashing(defaults: Mapping[str, Any]) -> None:
-    # A wait alone is no clash: it is for those tasks that replace.
+    # A wait alone is no clash: it is for the tasks that replace.
     fields = {OPTION_FIELDS[name]: value for name, value in defaults.items()}
     fields.pop("max_wait", None)
     # As in a layer of options, names bring their dimension into the key; and a dimension may
@@ -339,7 +339,7 @@ def check_setting_names(names: Iterable[str]) -> None:
 
 
 def warn_unknown_settings(app: Any) -> None:
-    """Warn of ``unique_*`` names that nothing reads. Celery takes any name without a word."""
+    """Warn of ``unique_*`` names that nothing reads, since Celery accepts any name."""
     conf = loaded_conf(app)
     for name in list(conf.keys()):
         message = _what_is_wrong(str(name), conf.prefix or "")
@@ -359,8 +359,8 @@ def _what_is_wrong(name: str, prefix: str) -> str:
     if read and bare in _NAMES:
         return ""
     near = _nearest(bare)
-    # Behind a namespace are settings of others too (Django's): a bare name that resembles none
-    # of ours is theirs.
+    # With a namespace there are settings of others too (Django's): a bare name that resembles
+    # none of ours is theirs.
     if prefix and not read and near is None:
         return ""
     cure = f" Did you mean {_spelled(near, prefix)!r}?" if near else f" Use {_listed(bare, prefix)}"
@@ -368,7 +368,7 @@ def _what_is_wrong(name: str, prefix: str) -> str:
 
 
 def _nearest(name: str) -> str | None:
-    # What several begin with, as unique_default, is no slip in one of them.
+    # A common beginning, as unique_default, is not a misspelling of one of them.
     return None if _begun_by(name) else nearest(name, _NAMES)
 
 
@@ -382,5 +382,5 @@ def _listed(name: str, prefix: str) -> str:
 
 
 def _spelled(name: str, prefix: str) -> str:
-    """Return a setting's name as it is written behind this namespace."""
+    """Return a setting's name as it is written in this namespace."""
     return prefix + name.upper() if prefix.isupper() else prefix + name

@@ -1,4 +1,4 @@
-"""Which lock store an app uses, and how to reach it as Celery reaches the same server."""
+"""The URL of an app's lock store, with Celery's connection options of the same server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["store_url"]
 _WITH_DRIVERS = ("sqlite", "postgresql", "mysql", "mariadb")
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 
-#: What people write, where the nearest spelling would mislead them.
+#: Other names of schemes, where the nearest spelling would mislead.
 _MEANT = {
     "postgres": "postgresql",
     "psycopg": "postgresql",
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 def store_url(app: Any, settings: UniqueSettings) -> tuple[str, dict[str, Any]]:
     """Return the URL of the lock store and options for opening it.
 
-    The options say what Celery keeps outside the URL, and only what is set:
+    The options are those that Celery keeps outside the URL, where they are set:
 
     - ``ssl``: True or a mapping of ``ssl_*`` options, for a connection that is encrypted
     - ``key_prefix``: put before every key (``global_keyprefix``)
@@ -55,7 +55,7 @@ def store_url(app: Any, settings: UniqueSettings) -> tuple[str, dict[str, Any]]:
 
 
 def _kind(value: object) -> str:
-    """What a broker or backend is, in a word and without its address."""
+    """The kind of a broker or backend, without its address."""
     if not value:
         return "not set"
     url = _first_url(value)
@@ -77,10 +77,10 @@ def _check_scheme(url: str) -> None:
     from celery_unique.stores import BUILT_IN, known_schemes
 
     scheme = _scheme(url)
-    # What follows a plus names a driver, and is the store's business; only databases have some.
+    # The part after a plus names a driver, which the store checks; only databases have some.
     plain = scheme.partition("+")[0]
     if scheme in BUILT_IN or scheme == "redis+socket":
-        return  # first, since looking for others reads every installed package
+        return  # first: the search for others reads every installed package
     if plain in _WITH_DRIVERS:
         return
     known = known_schemes()
@@ -100,9 +100,9 @@ def _scheme(url: str) -> str:
 
 
 def _first_url(value: object) -> str:
-    """Return one URL of those to fail over between: all processes must agree on one store.
+    """Return the first URL of a fail-over list: all processes must use the same store.
 
-    The parts of a sentinel URL are not alternatives, but one address.
+    The parts of a sentinel URL are one address, not alternatives.
     """
     parts = value.split(";") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
@@ -127,7 +127,7 @@ def _backend_options(conf: Any) -> dict[str, Any]:
 
 
 def _backend_credentials(conf: Any, url: str) -> dict[str, Any]:
-    if "@" in url:  # the URL's own win, as they do in Celery
+    if "@" in url:  # those of the URL win, as in Celery
         return {}
     credentials = {name: conf.get(f"redis_{name}") for name in ("username", "password")}
     return {name: value for name, value in credentials.items() if value}

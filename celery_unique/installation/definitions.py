@@ -69,7 +69,7 @@ class Definitions:
 
     def _adopt_made(self, task: Any) -> None:
         """Wrap a task that was made before ``install(app)``. Its own options and those of
-        annotations, which Celery has written over them, cannot be distinguished any more."""
+        annotations, which Celery has written over them, cannot be separated any more."""
         cls = class_of(task)
         if not cls.__dict__.get("__bound__"):
             remember_options(cls)

@@ -41,7 +41,7 @@ class UniqueFixup:
         app.send_task = before_publish(self.app_state, app.send_task)
         app.AsyncResult = result_class(app)
         carry_in(app)
-        if app.control_cls == CELERYS_CONTROL:  # a user's own class is not replaced
+        if app.control_cls == CELERYS_CONTROL:  # a user's own class stays
             app.control_cls = CONTROL
             app.__dict__.pop("control", None)
         Definitions(self.app_state, app).patch()

@@ -14,7 +14,7 @@ from celery_unique.publish.eager import around_apply
 from celery_unique.worker.body import around_body
 
 # ``self.request.unique`` is None in a body that holds no lock, instead of an
-# AttributeError. (A new name: Celery's own attributes are not changed.)
+# AttributeError. (A new name: no attribute of Celery is changed.)
 Context.unique = None
 
 _WRAPPED = "_celery_unique_wrapped"

@@ -1,7 +1,7 @@
 """The arguments of a call: bound to the parameters of its task, and as plain values or text.
 
-`inspect.Signature.bind` would do, but it takes longer than all the rest of making a key, and up to
-Python 3.12 it refuses ``f(a=1)`` for ``def f(a=0, /, **rest)``, which is a good call.
+`inspect.Signature.bind` is not used: it takes longer than all other steps to a key, and up to
+Python 3.12 it refuses ``f(a=1)`` for ``def f(a=0, /, **rest)``, which is a valid call.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Parameters:
     #: The names of ``*args`` and ``**kwargs``, if the signature has them.
     var_positional: str | None
     var_keyword: str | None
-    #: Every name with the text that stands before its value, in the order of the canonical text
-    #: as far as names are ASCII.
+    #: Every name with the text before its value, in the order of the canonical text as far as names
+    #: are ASCII.
     sorted_heads: tuple[tuple[str, str], ...]
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _taken_apart(signature: inspect.Signature) -> Parameters:
 
 
 def _texts(defaults: Mapping[str, Any]) -> dict[str, str]:
-    # Made once, so a mutable default that the body changes does not change keys on the way.
+    # Made once, so that a mutable default that a body changes does not change keys.
     texts = {}
     for name, value in defaults.items():
         # A default such as a bare object() has no text, and then no argument equals it.
@@ -189,12 +189,12 @@ def chosen_arguments(call: Call, names: Iterable[str]) -> dict[str, Any]:
 def visible_arguments(call: Call) -> dict[str, Any]:
     """Return what the task's body would see, for the user's ``unique_key``: nothing is encoded."""
     if call.signature is None:
-        # The user says what the key is made of, so positional arguments need no names here.
+        # unique_key decides what counts, so positional arguments need no names here.
         return _keywords(call)
     parameters, bound = _bound(call)
     if parameters is None:
         return bound
-    # In the order of the signature, whatever that of the call: a text may be made of them.
+    # In the order of the signature, whatever that of the call: a user may write them as text.
     seen = parameters.complete(bound)
     return {name: seen[name] for name in call.signature.parameters}
 
@@ -222,7 +222,7 @@ def cure(call: Call) -> str:
 
 
 def no_key(call: Call, reason: str, argument: str | None) -> UniqueKeyError:
-    """Return the error that says why `call` gets no key."""
+    """Return the error of a call that has no key."""
     return UniqueKeyError(f"{call.task_name} gets no unique key: {reason}", argument=argument)
 
 
@@ -262,7 +262,7 @@ def _is_text(wire: Any, text: str) -> bool:
     try:
         return canonical(wire) == text
     except NotCanonical:
-        return False  # kept, so that canonical_text says what is wrong with it
+        return False  # kept, so that canonical_text raises its error
 
 
 def _all_names(parameters: Parameters, bound: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,8 +287,8 @@ def _chosen(call: Call, name: str, known: Mapping[str, Any]) -> Any:
 #
 # `text_of_plain` returns the very text of ``canonical_text(identity(call, policy))``, made in one
 # pass, or None where that has to decide: for anything that is not plain ASCII JSON, for a number
-# that JavaScript writes in another way than Python, and for a call that does not fit its
-# signature. It guesses nothing, so that a key never depends on which of the two ways made it.
+# that JavaScript writes differently from Python, and for a call that does not fit its signature.
+# A key never depends on which of the two ways made it.
 
 _ENCODE = JSONEncoder(
     sort_keys=True,
@@ -301,14 +301,14 @@ _ENCODE = JSONEncoder(
 #: Below it every whole number is a float of its own.
 _EXACT = 2**53
 _LEAVES = frozenset((str, int, bool, float, type(None)))
-#: What Python writes as 1.0 or 1e-05 is 1 or 0.00001 in RFC 8785. All other numbers are the same
-#: in both. In a string this finds too much, and then the other way is taken: never too little,
-#: since a number follows one of these three characters and nothing stands in between.
+#: What Python writes as 1.0 or 1e-05 is 1 or 0.00001 in RFC 8785; all other numbers are equal in
+#: both. In a string this may match too much, and then the other way is taken, and never too
+#: little: a number directly follows one of these three characters.
 _WRITTEN_OTHERWISE = re.compile(r"[\[:,]-?\d+(?:\.0[,\]}]|(?:\.\d+)?e)")
 
 
 def text_of_plain(call: Call, policy: UniquePolicy) -> str | None:
-    """Return the canonical text of the call's identity, or None: ask `canonical_text`."""
+    """Return the canonical text of the call's identity, or None: use `canonical_text`."""
     if policy.key is not None or policy.keys != ("type", "args") or policy.args_keys is not None:
         return None
     try:
@@ -317,7 +317,7 @@ def text_of_plain(call: Call, policy: UniquePolicy) -> str | None:
             return None
         text = f'{{"args":{{{arguments}}},"type":{encode_basestring(call.task_name)}}}'
     except (CannotBind, TypeError, ValueError, RecursionError):
-        return None  # the other way says what is wrong, and where
+        return None  # canonical_text raises the error
     return text if text.isascii() else None
 
 

@@ -1,4 +1,4 @@
-"""A publish attempt as plain values, so that what is made of it is a function of them alone."""
+"""A call as plain values, the input of every step to its key."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Call"]
 
 @dataclass(slots=True)
 class Call:
-    """A call as Celery received it, before any decision about it."""
+    """One call of a task, before its policy is applied."""
 
     task_name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: Of the task's ``run``, without ``self``; None where the sender has no code of the task.
+    #: Of the task's ``run``, without ``self``; None where the caller has no code of the task.
     signature: inspect.Signature | None = None
     #: The queue that the router chose.
     queue: str = ""

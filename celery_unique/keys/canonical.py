@@ -1,8 +1,8 @@
-"""The one text that stands for a value.
+"""The canonical text of a value, in two steps.
 
-Two steps.  `wire_form` gives what kombu's JSON serializer would send, as plain JSON values: so two
-values that a worker could not tell apart are one.  `canonical` writes plain JSON values as RFC 8785
-does, with two rules of our own: strings are NFC, and an integer beyond 2**53-1 is its digits.
+`wire_form` returns what kombu's JSON serializer would send, as plain JSON values: values that are
+equal for a worker are equal here.  `canonical` writes plain JSON values as in RFC 8785, with two
+rules of our own: strings are NFC, and an integer beyond 2**53-1 is its digits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_DEPTH = 200
 _NOT_FINITE = "NaN or an infinity, which JSON does not have"
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels, or refers to itself"
 
-# What the json module itself says names types, never values; other messages may quote a value.
+# Messages of the json module name types, never values; other messages may quote a value.
 _MESSAGES_OF_JSON = ("Object of type", "keys must be", "Circular", "Exceeds the")
 
 
@@ -53,7 +53,7 @@ def wire_form(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `value` is its own wire form, for the most frequent kinds; the others take longer."""
+    """Whether `value` is its own wire form, for the most frequent types."""
     kind = type(value)
     if kind is str:
         return str.isascii(value)  # a pair of surrogates is one character on the wire
@@ -97,7 +97,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 def canonical(value: Any) -> str:
     """Return the canonical text of plain JSON values."""
     try:
-        # Two levels more: an argument stands inside the object "args" of the identity.
+        # Two levels more: an argument is inside the object "args" of the identity.
         text = _text(value, MAX_DEPTH + 2)
     except RecursionError:
         raise NotCanonical(_TOO_DEEP) from None

@@ -1,4 +1,9 @@
-"""What identifies a call: its arguments, or the idempotency key that the caller brings."""
+"""From a call and its policy to the identity of the call, its canonical text and its key.
+
+`identity` collects what makes the call unique (by its arguments, or by the idempotency key of the
+caller), `canonical_text` writes it as one text (``celery unique why`` shows it), and `key_of` of
+``digest`` hashes that text. ``docs/reference/key-format.md`` is the normative description.
+"""
 
 from __future__ import annotations
 
@@ -27,102 +32,24 @@ from .arguments import (
 )
 from .call import Call
 from .canonical import NotCanonical, canonical
-from .digest import _digest, key_of
+from .digest import digest, key_of
 from .unique_key import own_key
 
 DEFAULT_TTL = timedelta(hours=24)
+_LONGEST_IDEMPOTENCY_KEY = 255
 
 
 @dataclass(slots=True)
 class Identity:
-    """The key of a call and the policy it is asked for under."""
+    """The key of a call, and the policy under which it is acquired."""
 
     key: str
     policy: UniquePolicy
-    #: Fingerprint of task and arguments, to tell a repeated call from other work that
-    #: brings the same idempotency key.
+    #: Fingerprint of task and arguments: distinguishes a repeated call from other work with the
+    #: same idempotency key.
     arguments: str = ""
-    #: How long from its creation the ended task answers; 0: while the window lasts.
+    #: How long from its creation the finished task is kept; 0: while the window lasts.
     keep_ms: int = 0
-
-
-#: A caller's key stands for the arguments, works on every task, unique or not, and decides the
-#: states (`_kept_after_success`): a window beside it is not one without states.
-_WITH_KEY = {
-    "unique": True,
-    "unique_on": None,
-    "unique_key": None,
-    "unique_states": "until_success",
-}
-
-
-def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of a call, under which a task that is not unique is so by the caller's key.
-
-    Options of headers and conflicts still apply: tenants have separate keys.
-    """
-    if "idempotency_key" not in call_options:
-        return call_options
-    _warn_of_what_the_key_decides(call_options)
-    given = {name: value for name, value in call_options.items() if name not in CALL_ONLY}
-    if given.get("unique") in (None, False):
-        given.pop("unique", None)
-    return {**_WITH_KEY, **given}
-
-
-#: What a caller's key decides, whatever the call says of it besides.
-_DECIDED_BY_KEY = {
-    "unique_for": "how long the key answers is idempotency_ttl: give that instead",
-    "unique_states": "the key is held until its task fails or idempotency_ttl has passed",
-    "unique_on": "the key stands for the arguments, all of which are compared",
-    "unique_key": "the key stands for the arguments, all of which are compared",
-}
-
-
-def _warn_of_what_the_key_decides(call_options: Mapping[str, Any]) -> None:
-    """Of the call's own options alone: those of the task are for its calls without a key."""
-    for name, why in _DECIDED_BY_KEY.items():
-        if call_options.get(name) is not None:
-            warn_once(
-                ("beside a key", name),
-                f"{name} has no effect in a call with an idempotency_key, which always wins: {why}",
-            )
-
-
-def check_key(name: str, call_options: Mapping[str, Any]) -> None:
-    """Refuse an idempotency key that no call could have."""
-    if "idempotency_key" in call_options:
-        call = Call(task_name=name, idempotency_key=call_options["idempotency_key"])
-        canonical_text(idempotency_identity(call))
-
-
-def policy_for(
-    policy: UniquePolicy | None, name: str, call_options: Mapping[str, Any]
-) -> UniquePolicy | None:
-    """The policy under which the call is unique; None where it is not.
-
-    A call's idempotency key always wins; without one the strategy decides.
-    """
-    if policy is not None and "idempotency_key" in call_options:
-        return _kept_after_success(policy)
-    if policy is None or policy.identity_strategy == "strict":
-        return policy
-    if policy.identity_strategy == "caller_provided":
-        raise IdempotencyKeyRequired(name)
-    return None  # always_unique
-
-
-@lru_cache(maxsize=1024)
-def _kept_after_success(policy: UniquePolicy) -> UniquePolicy:
-    """The task's own policy, held until the task has failed or its time to live has passed.
-
-    No window: a live task's key never lapses before the task ends. And no rerun: the same
-    key is the same request, which does not run twice.
-    """
-    fields = {**policy.as_fields(), "states": "until_success", "period": None}
-    if policy.on_conflict == "rerun":
-        fields["on_conflict"] = "ignore"
-    return UniquePolicy(**fields)
 
 
 def identify(
@@ -144,21 +71,12 @@ def identify(
 
 
 def _fingerprint(call: Call, secret: bytes | None) -> str:
-    # The task's name too: in the scope of the app, the same key on another task is
-    # other work.
+    # With the task's name: in the scope of the app, the same key on another task is other work.
     arguments = arguments_fingerprint(call, secret=secret)
     return hashlib.sha256(f"{call.task_name} {arguments}".encode()).hexdigest()[:32]
 
 
-_LONGEST_IDEMPOTENCY_KEY = 255
-_MEMBERS = {"args": "argument", "meta": "header"}
-#: What to do about a part of an identity that has no text, where it is not an argument.
-_CURES = {
-    "meta": HEADER_CURE,
-    "key": "Change unique_key so that the string it returns can be encoded as UTF-8",
-    "idempotency_key": "Pass an idempotency_key that can be encoded as UTF-8",
-}
-_LABELS = {"key": "the string that unique_key returned"}
+# -- what makes a call unique -------------------------------------------------------------------
 
 
 def identity(call: Call, policy: UniquePolicy) -> dict[str, Any]:
@@ -200,26 +118,6 @@ def idempotency_identity(
     return found
 
 
-def canonical_text(identity: Mapping[str, Any], task_name: str | None = None) -> str:
-    """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size.
-
-    `task_name` is for an error, where the identity itself has none.
-    """
-    return _text(identity, task_name or identity.get("type"), VALUE_CURE)
-
-
-def text_of(call: Call, policy: UniquePolicy) -> str:
-    """Return the canonical text of what makes `call` unique, sooner where its values are plain."""
-    text = text_of_plain(call, policy)
-    return canonical_text(identity(call, policy)) if text is None else text
-
-
-def arguments_fingerprint(call: Call, *, secret: str | bytes | None = None) -> str:
-    """Return a digest of all arguments, to tell a repeated call from another with the same key."""
-    text = _text({"args": all_arguments(call)}, call.task_name, cure(call))
-    return _digest(text, secret)
-
-
 def _own_key(call: Call, unique_key: Callable[..., Any] | str) -> str:
     arguments = visible_arguments(call)
     try:
@@ -239,11 +137,34 @@ def _header(call: Call, name: str) -> Any:
     return plain_header(call, name, call.meta[name])
 
 
+# -- as text -----------------------------------------------------------------------------------
+
+
+def text_of(call: Call, policy: UniquePolicy) -> str:
+    """Return the canonical text of the identity of `call`, by the short way if it is plain."""
+    text = text_of_plain(call, policy)
+    return canonical_text(identity(call, policy)) if text is None else text
+
+
+def canonical_text(identity: Mapping[str, Any], task_name: str | None = None) -> str:
+    """Return the canonical text of an identity: RFC 8785, strings NFC, integers of any size.
+
+    `task_name` is for an error, where the identity itself has none.
+    """
+    return _text(identity, task_name or identity.get("type"), VALUE_CURE)
+
+
+def arguments_fingerprint(call: Call, *, secret: str | bytes | None = None) -> str:
+    """Return a digest of all arguments: equal for a repeated call with the same key."""
+    text = _text({"args": all_arguments(call)}, call.task_name, cure(call))
+    return digest(text, secret)
+
+
 def _text(identity: Mapping[str, Any], task_name: str | None, cure: str) -> str:
     try:
         return canonical(dict(identity))
     except NotCanonical as error:
-        # Which part it is gets looked for only now, so that good calls do not pay for it.
+        # The wrong part is searched only now, so that good calls do not pay for it.
         found = _culprit(identity)
         name, label, reason = found[:3] if found else (None, "the identity", str(error))
         cure = found.cure or cure if found else cure
@@ -251,6 +172,23 @@ def _text(identity: Mapping[str, Any], task_name: str | None, cure: str) -> str:
         raise UniqueKeyError(
             f"{whose} unique key: {label} {reason}. {cure}", argument=name
         ) from None
+
+
+_MEMBERS = {"args": "argument", "meta": "header"}
+#: The cure for a part of an identity that has no text, where it is not an argument.
+_CURES = {
+    "meta": HEADER_CURE,
+    "key": "Change unique_key so that the string it returns can be encoded as UTF-8",
+    "idempotency_key": "Pass an idempotency_key that can be encoded as UTF-8",
+}
+_LABELS = {"key": "the string that unique_key returned"}
+
+
+class _Culprit(NamedTuple):
+    name: str
+    label: str
+    reason: str
+    cure: str | None  # None: that of an argument
 
 
 def _culprit(identity: Mapping[str, Any]) -> _Culprit | None:
@@ -262,13 +200,6 @@ def _culprit(identity: Mapping[str, Any]) -> _Culprit | None:
     return None
 
 
-class _Culprit(NamedTuple):
-    name: str
-    label: str
-    reason: str
-    cure: str | None  # None: that of an argument
-
-
 def _parts(identity: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     # Each part stays inside as many objects as it was, since depth is one of the reasons.
     for dimension, value in identity.items():
@@ -278,3 +209,83 @@ def _parts(identity: Mapping[str, Any]) -> Iterator[tuple[str, str, str, dict[st
                 yield dimension, name, label, {dimension: {name: member}}
         label = _LABELS.get(dimension, repr(dimension))
         yield dimension, dimension, label, {dimension: value}
+
+
+# -- calls with an idempotency key --------------------------------------------------------------
+
+
+#: A caller's key replaces the arguments, works on every task, unique or not, and decides the
+#: states (`_kept_after_success`): a window beside it is not one without states.
+_WITH_KEY = {
+    "unique": True,
+    "unique_on": None,
+    "unique_key": None,
+    "unique_states": "until_success",
+}
+#: What a caller's key decides, whatever other options the call has.
+_DECIDED_BY_KEY = {
+    "unique_for": "the key is kept for idempotency_ttl: give that instead",
+    "unique_states": "the key is held until its task fails or idempotency_ttl has passed",
+    "unique_on": "the key replaces the arguments, all of which are compared",
+    "unique_key": "the key replaces the arguments, all of which are compared",
+}
+
+
+def with_key(call_options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a call with an idempotency key, which makes any task unique.
+
+    Its options for headers and conflicts still count: the keys of tenants stay separate.
+    """
+    if "idempotency_key" not in call_options:
+        return call_options
+    _warn_of_what_the_key_decides(call_options)
+    given = {name: value for name, value in call_options.items() if name not in CALL_ONLY}
+    if given.get("unique") in (None, False):
+        given.pop("unique", None)
+    return {**_WITH_KEY, **given}
+
+
+def _warn_of_what_the_key_decides(call_options: Mapping[str, Any]) -> None:
+    """Only the call's own options: those of the task are for its calls without a key."""
+    for name, why in _DECIDED_BY_KEY.items():
+        if call_options.get(name) is not None:
+            warn_once(
+                ("beside a key", name),
+                f"{name} has no effect in a call with an idempotency_key, which always wins: {why}",
+            )
+
+
+def check_key(name: str, call_options: Mapping[str, Any]) -> None:
+    """Refuse an idempotency key that no call could have."""
+    if "idempotency_key" in call_options:
+        call = Call(task_name=name, idempotency_key=call_options["idempotency_key"])
+        canonical_text(idempotency_identity(call))
+
+
+def policy_for(
+    policy: UniquePolicy | None, name: str, call_options: Mapping[str, Any]
+) -> UniquePolicy | None:
+    """The policy under which the call is unique; None where it is not.
+
+    A call's idempotency key always wins; without one the strategy decides.
+    """
+    if policy is not None and "idempotency_key" in call_options:
+        return _kept_after_success(policy)
+    if policy is None or policy.identity_strategy == "strict":
+        return policy
+    if policy.identity_strategy == "caller_provided":
+        raise IdempotencyKeyRequired(name)
+    return None  # always_unique
+
+
+@lru_cache(maxsize=1024)
+def _kept_after_success(policy: UniquePolicy) -> UniquePolicy:
+    """The task's own policy, held until the task has failed or its time to live has passed.
+
+    No window: a live task's key never lapses before the task finishes. And no rerun: the same key
+    is the same operation, which does not run twice.
+    """
+    fields = {**policy.as_fields(), "states": "until_success", "period": None}
+    if policy.on_conflict == "rerun":
+        fields["on_conflict"] = "ignore"
+    return UniquePolicy(**fields)

@@ -1,4 +1,4 @@
-"""Names for stretches of the calendar: keys that are the same for a minute, an hour, a month.
+"""``time_bucket()``: names for stretches of the calendar, for keys of a minute, an hour, a month.
 
 A bucket is aligned to the calendar and not to the first call, so calls at 11:59 and 12:01 are in
 two buckets of an hour. "Not twice within an hour" is a window, ``unique_for``.
@@ -87,7 +87,7 @@ def _moment(at: object) -> datetime:
     if not isinstance(at, datetime):
         raise InvalidPolicy(f"at: {shown(at)} is not a datetime", field="at")
     if at.utcoffset() is None:
-        # Taken for a zone it was not meant in, it would be in a wrong bucket without a word.
+        # In an assumed zone it could silently be in a wrong bucket.
         raise InvalidPolicy(
             f"at: {shown(at)} has no time zone, so it names no moment: give it one, "
             "datetime.now(timezone.utc) or at.replace(tzinfo=...)",
@@ -113,7 +113,7 @@ def _days(day: date, unit: str, count: int) -> str:
 
 
 def _part_of_day(moment: datetime, zone: tzinfo, minutes: int) -> str:
-    """In the local time of the zone, with its offset, which distinguishes the two hours that
+    """By the local time of the zone, with its offset, which distinguishes the two hours that
     are both 02:00 when summer time ends."""
     wall = moment.replace(tzinfo=None, fold=0)
     passed = (wall.hour * 60 + wall.minute) // minutes * minutes
@@ -125,7 +125,7 @@ def _part_of_day(moment: datetime, zone: tzinfo, minutes: int) -> str:
 
 
 def _begun(start: datetime, minutes: int, moment: datetime, zone: tzinfo) -> datetime:
-    """The local time at which the bucket of `moment` began, with its offset."""
+    """The local time, with its offset, at which the bucket of `moment` began."""
     then = moment.astimezone(UTC)
     shown_at = [at for at in _moments_of(start, zone) if at <= then]
     if shown_at:

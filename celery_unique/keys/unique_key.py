@@ -1,4 +1,4 @@
-"""What a user's ``unique_key`` makes of the arguments: a callable, or a format string."""
+"""The option ``unique_key``: a callable or a format string that makes a key from arguments."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FORMATTER = Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-#: What the one parameter is called that is passed the mapping of all arguments. Any other name is
-#: that of an argument, with a slip in it or of another task.
+#: Names of the one parameter that is passed the mapping of all arguments. Any other name is that
+#: of an argument, misspelled or of another task.
 _MAPPING_NAMES = ("arguments", "args", "kwargs", "params", "parameters")
 
 
@@ -128,13 +128,13 @@ def _make_plan(unique_key: Callable[..., Any], names: tuple[str, ...], known: bo
 
 
 def _takes_mapping(takes: _Takes) -> bool:
-    """Whether the one thing that it wants, which is none of the arguments, is all of them."""
+    """Whether its only required parameter, which is no argument, is for the mapping of all."""
     if len(takes.required) != 1 or takes.everything:
         return False
     return takes.required[0] in (*_MAPPING_NAMES, *takes.by_position)
 
 
-#: A callable may be another one in each call, and is then kept alive here for a while.
+#: A callable that is a new one in each call is kept alive here for a while.
 _plan_once = functools.lru_cache(maxsize=512)(_make_plan)
 
 
@@ -169,7 +169,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _takes(unique_key: Callable[..., Any]) -> _Takes | None:
-    """Return its parameters; None where it does not tell, as some that are written in C."""
+    """Return its parameters; None where it has no signature, as some written in C."""
     try:
         parameters = inspect.signature(unique_key).parameters.values()
     except (TypeError, ValueError):
@@ -192,24 +192,10 @@ def _formatted(template: str, arguments: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _fields(template: str) -> tuple[_Field, ...]:
-    try:
-        parts = list(_FORMATTER.parse(template))
-    except ValueError as error:
-        raise UniqueKeyError(f"unique_key is no format string: {error}") from None
+    """The parts of a format string, which its policy has checked (``policy.fields``)."""
     return tuple(
-        _Field(literal, _plain_field(name, spec or ""), spec or "", conversion)
-        for literal, name, spec, conversion in parts
-    )
-
-
-def _plain_field(name: str | None, spec: str) -> str | None:
-    # Names alone: "{user.password}" would reach into objects, "{0}" has no name, and "{a:{b}}"
-    # hides a second one.
-    if name is None or (name.isidentifier() and "{" not in spec):
-        return name
-    raise UniqueKeyError(
-        f"unique_key holds the field {name!r}, but it may hold only names of arguments, such as "
-        "'{shop_id}'. For anything else give a callable that returns the string"
+        _Field(literal, name, spec or "", conversion)
+        for literal, name, spec, conversion in _FORMATTER.parse(template)
     )
 
 
@@ -237,7 +223,7 @@ def _shown(field: _Field, name: str, value: Any) -> str:
     if _ADDRESS.search(text) and not _has_wire_form(value):
         raise UniqueKeyError(
             f"unique_key cannot show argument {name!r}: a {type(value).__name__} is shown by its "
-            "address, which is another one in each process. Give a callable that returns the "
+            "address, which differs in each process. Give a callable that returns the "
             "string",
             argument=name,
         )

@@ -1,7 +1,7 @@
 """Durations: seconds, a ``timedelta`` or ISO 8601 text, always kept as a ``timedelta``.
 
 A duration here is a fixed length of time, so a year is 365 days and a month is 30 days,
-whatever the calendar says.
+whatever the calendar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a policy, one by one: what a user may write becomes what the policy keeps.
+"""The checks of the fields of a policy: each returns the form that the policy keeps.
 
 Every check is idempotent, so a value that a policy keeps passes again unchanged.
 """
@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def label(field: str) -> str:
-    """Name a field for an error so that users of policies and of options both know it."""
+    """The name of a field in an error, for users of policies and of options."""
     option = OPTION_OF[field]
     return field if option == field else f"{field} ({option})"
 
@@ -202,7 +202,7 @@ def check_key(value: object) -> Callable[..., Any] | str | None:
 
 
 def names_in_format(template: str) -> tuple[str, ...]:
-    """Return the names of the arguments that a format string asks for."""
+    """Return the names of the arguments in a format string."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -220,8 +220,7 @@ def names_in_format(template: str) -> tuple[str, ...]:
 
 
 def _check_format_field(template: str, name: str, spec: str, conversion: str | None) -> None:
-    """Names alone: what reaches into an argument, or takes the form of one from another, would
-    be refused by every call (`key_templates`)."""
+    """Only names: no field reaches into an argument, or takes its format from another."""
     if "{" in spec or "." in name or "[" in name:
         wrong = _braced(name, f":{spec}" if spec else "")
         raise _wrong_format(

@@ -1,17 +1,17 @@
-"""The options of tasks and calls, and how their layers become one policy.
+"""Merges the layers of options into one policy.
 
 Layers, from the highest: the call, the task, `task_annotations`, and the app's defaults
 (``unique_default_*``). Each field is decided by itself by the highest layer that gives it.
 
 - ``unique`` as a policy or a mapping gives *all* fields at its layer; options beside it, and in
   layers above, replace single fields of it.
-- An option that is given as None takes the field back to the library's default.
-- A field from below gives way to one from above that it could not stand beside: ``unique_key``
+- An option that is given as None resets the field to the library's default.
+- A field from below yields to one from above that it cannot be combined with: ``unique_key``
   over ``unique_on`` (and the reverse), ``unique_by`` without ``args`` or ``meta`` over names for
   them, a conflict strategy that replaces nothing over ``unique_max_wait``. In one layer the same
   two are a clash.
 - ``unique_on`` and ``unique_key`` bring ``args`` into the key, ``unique_meta`` brings ``meta``,
-  unless ``unique_by`` beside them says otherwise: that is a clash.
+  unless ``unique_by`` beside them excludes it: that is a clash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .policy import UniquePolicy, warn_of_ignored_arguments, warn_of_window_alon
 
 Options = Mapping[str, Any]
 
-#: What Celery gives with nearly every call: one comparison shows that no option is ours.
+#: Options of Celery itself: one comparison shows that a call has none of ours.
 OPTIONS_OF_CELERY = frozenset(
     {
         *("add_to_parent", "chain", "chord", "compression", "countdown", "delivery_mode", "eta"),
@@ -66,7 +66,7 @@ def take_call_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:
-    """Drop what was given as None, so that "given" is "present" from here on."""
+    """Drop options that are None, so that "given" is "present" from here on."""
     taken = {
         name: value for name, value in taken.items() if name in TASK_OPTIONS or value is not None
     }
@@ -82,7 +82,7 @@ def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(layers: Sequence[Options], *, defaults: Options | None = None) -> UniquePolicy | None:
-    """Return the policy of these layers, the highest first; None if they say it is not unique.
+    """Return the policy of these layers, the highest first; None if it is not unique.
 
     `defaults` are the app's, by option name. They never make a task unique.
     """
@@ -95,20 +95,20 @@ def override(policy: UniquePolicy, call_options: Options) -> UniquePolicy | None
 
 
 class _Merged(NamedTuple):
-    """Layers as far as they are put together."""
+    """Layers as far as they are merged."""
 
     fields: dict[str, Any]
-    unique: bool | None = None  # None: no layer has said it
-    #: An option, with its value, that nothing below or beside it makes effective.
+    unique: bool | None = None  # None: in no layer
+    #: An option, with its value, that has no effect without ``unique``.
     idle: tuple[str, Any] | None = None
     #: A document that leaves the keys to the Open Job Spec, where no option has given them.
     without_keys: Options | None = None
-    #: Whether a layer has said in which states a task counts.
+    #: Whether a layer gives the states.
     says_states: bool = False
 
 
 class PolicyLayers:
-    """What stands below a call, merged once; a wrong option is an InvalidPolicy here already."""
+    """The layers below a call, merged once; a wrong option raises InvalidPolicy here."""
 
     __slots__ = ("_merged", "_spare_max_wait", "_task", "policy")
 
@@ -124,7 +124,7 @@ class PolicyLayers:
     ) -> None:
         self._task = task  # for warnings
         app_wide = _fields_given(defaults or {})
-        # A wait that the app gives is for the tasks that replace, and no error on the others.
+        # The app's max_wait is for the tasks that replace, and no error on the others.
         self._spare_max_wait = app_wide.pop("max_wait", None)
         self._merged = _Merged(_merge({}, app_wide), says_states="states" in app_wide)
         for layer in reversed(layers):
@@ -133,7 +133,7 @@ class PolicyLayers:
 
     def for_call(self, options: Options) -> UniquePolicy | None:
         """Return the policy of a call with these options above the layers."""
-        # idempotency_key and its ttl say nothing about the policy.
+        # idempotency_key and its ttl are not fields of the policy.
         if not any(name in TASK_OPTIONS for name in options):
             return self.policy
         return self._build(_add(self._merged, options))
@@ -159,9 +159,10 @@ class PolicyLayers:
 
 def _without_effect(merged: _Merged) -> InvalidPolicy:
     name, value = merged.idle or ("", None)
-    said = "set nowhere" if merged.unique is None else "False"
+    value_of_unique = "set nowhere" if merged.unique is None else "False"
     return InvalidPolicy(
-        f"{name}={shown(value)} has no effect, since unique is {said}: add unique=True", field=name
+        f"{name}={shown(value)} has no effect, since unique is {value_of_unique}: add unique=True",
+        field=name,
     )
 
 
@@ -179,7 +180,7 @@ def _add(below: _Merged, layer: Options) -> _Merged:
     if "unique_by" in layer:
         without_keys = None
     if unique is not None:
-        # Beside unique=False options may stand: that is how a task is switched off and on.
+        # Options are allowed beside unique=False, so that a task can be switched off and on.
         return _Merged(fields, unique, None, without_keys, says_states)
     idle = below.idle or (None if below.unique else _idle(layer))
     return _Merged(fields, below.unique, idle, without_keys, says_states)
@@ -204,7 +205,7 @@ def _merge(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if not given:
         return below
     inherited = {field: value for field, value in below.items() if field not in given}
-    for field in _fields_that_give_way(given):
+    for field in _fields_that_yield(given):
         inherited.pop(field, None)
     merged = {**inherited, **given}
     if "keys" not in given:
@@ -212,7 +213,7 @@ def _merge(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _fields_that_give_way(given: dict[str, Any]) -> Iterable[str]:
+def _fields_that_yield(given: dict[str, Any]) -> Iterable[str]:
     if given.get("key") is not None:
         yield "args_keys"
     if given.get("args_keys") is not None:

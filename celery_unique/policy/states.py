@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # A retried task has started before, so retryable is not among them.
     "until_start": ("pending", "scheduled", "available"),
     "until_done": LIVE,
-    # Success keeps the key, failure and revoking free it: work that failed may be asked for again.
+    # Success keeps the key, failure and revoking free it: work that failed may be called again.
     "until_success": (*LIVE, "completed"),
     "window": STATES,
 }
@@ -62,7 +62,7 @@ _CONSEQUENCE = {
 
 @lru_cache(maxsize=256)  # there are 255 choices of states
 def explain_gaps(states: tuple[str, ...]) -> str:
-    """Say in plain words what the gaps in `states` will do; empty if there are none.
+    """Return the effects of gaps in `states` in plain words; empty if there are none.
 
     A gap is a state left out from which a task enters one that is in.
     """

@@ -1,4 +1,4 @@
-"""Which policy a task has: its own options, its annotations and the app's defaults."""
+"""The policies of tasks, from their own options, annotations and the app's defaults."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .layers import PolicyLayers
 from .option_names import LEFT_OVER, TASK_OPTIONS, check_names, check_near_names, is_near_miss
 from .policy import UniquePolicy, warn_once
 
-#: Where the options of the decorator are kept on a task's class: Celery writes
-#: annotations over the attributes of the same names.
+#: Attribute of a task's class with the options of its decorator: Celery writes annotations over
+#: the attributes of the same names.
 OWN_OPTIONS = "_celery_unique_options"
-#: Marks a class that stands in front of the task's own for its ``__call__`` alone.
+#: Marks a class that wraps the ``__call__`` of the task's own class.
 IN_FRONT = "_celery_unique_in_front"
 _IGNORED = "_celery_unique_ignored"
-#: What annotations and the app's defaults may still say, for the better of any decorator.
+#: Options of annotations and app defaults that would make any decorator valid.
 _STILL_TO_COME = {
     "unique": True,
     "unique_on_conflict": "replace",
@@ -42,7 +42,7 @@ class _Known:
 
 
 class TaskPolicies:
-    """The policies of one app's tasks, each put together once."""
+    """The policies of one app's tasks, each merged once."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
@@ -78,40 +78,40 @@ class TaskPolicies:
 
 def _layers(
     name: str,
-    said: Callable[[], list[dict[str, Any]]],
+    layers: Callable[[], list[dict[str, Any]]],
     defaults: Mapping[str, Any] | None = None,
 ) -> PolicyLayers:
     try:
-        return PolicyLayers(said(), defaults=defaults, task=name)
+        return PolicyLayers(layers(), defaults=defaults, task=name)
     except InvalidPolicy as error:
         raise _of_task(name, error) from None
 
 
 def _of_task(name: str, error: InvalidPolicy) -> InvalidPolicy:
-    """The error of an option, which knows nothing of tasks."""
+    """The error of an option, with the task's name."""
     return InvalidPolicy(f"{name}: {error}", field=error.field)
 
 
 def signature_of(task: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(task.run)
-    except (TypeError, ValueError):  # a body written in C may not tell
+    except (TypeError, ValueError):  # a body written in C may have none
         return None
 
 
 def layers_of(task: Any) -> list[dict[str, Any]]:
-    """What the task says itself, then what annotations say of it."""
+    """The task's own options, then those of annotations."""
     leaf = class_of(task)
     if _IGNORED in leaf.__dict__:
         return []
     own = leaf.__dict__.get(OWN_OPTIONS)
-    if own is None:  # bound before install: they cannot be distinguished
+    if own is None:  # bound before install: both are attributes now
         return [_static_options(leaf.__mro__)]
     attributes = options_of_class(leaf)
     annotations = {name: value for name, value in attributes.items() if name not in own}
-    said = _said_by(leaf)
+    given = _given_by(leaf)
     check_names(annotations, "task_annotations")
-    return [said, annotations]
+    return [given, annotations]
 
 
 def class_of(task: Any) -> type:
@@ -120,21 +120,21 @@ def class_of(task: Any) -> type:
     return cls.__mro__[1] if IN_FRONT in cls.__dict__ else cls
 
 
-def _said_by(leaf: type) -> dict[str, Any]:
+def _given_by(leaf: type) -> dict[str, Any]:
     own = leaf.__dict__.get(OWN_OPTIONS, {})
     check_near_names(own, "task")
     return {**_static_options(leaf.__mro__[1:]), **own}
 
 
 def _static_options(classes: tuple[type, ...]) -> dict[str, Any]:
-    """Options among class attributes. Read from ``__dict__``: a function that is asked
-    for through the task would come back as a bound method."""
+    """Options among class attributes, read from ``__dict__``: as an attribute of the task, a
+    function would be a bound method."""
     found: dict[str, Any] = {}
     for cls in reversed(classes):
         found.update(_options_in(cls))
-    said = _not_none(found)
-    check_names(said, "task")
-    return said
+    given = _not_none(found)
+    check_names(given, "task")
+    return given
 
 
 def options_of_class(cls: type) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def options_of_class(cls: type) -> dict[str, Any]:
 
 
 def _not_none(found: Mapping[str, Any]) -> dict[str, Any]:
-    # UniqueTask declares every option as None: "not said".
+    # UniqueTask declares every option as None: "not given".
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -155,8 +155,8 @@ def _options_in(cls: type) -> dict[str, Any]:
 
 
 def _is_method(value: Any) -> bool:
-    """Whether Python binds it: a function, property, class method or the like. Under a name that
-    is no option, it is the class's own."""
+    """Whether it is a function, property, class method or the like: with a name that is no option,
+    it belongs to the class."""
     return hasattr(type(value), "__get__")
 
 
@@ -170,7 +170,7 @@ def _is_ours(name: str) -> bool:
 
 
 def remember_options(cls: type) -> None:
-    """Keep what a task's class says before annotations are written over it."""
+    """Keep the options of a task's class before annotations are written over them."""
     if OWN_OPTIONS not in cls.__dict__:
         setattr(cls, OWN_OPTIONS, options_of_class(cls))
 
@@ -185,14 +185,14 @@ def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
 
 
 def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
-    """Refuse what is wrong whatever annotations and the app's defaults say."""
+    """Refuse options that are wrong whatever annotations and app defaults there are."""
     own = options_among(options)
 
-    def said() -> list[dict[str, Any]]:
+    def layers() -> list[dict[str, Any]]:
         check_near_names(own, "task")
         return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
 
-    policy = _layers(name, said).policy
+    policy = _layers(name, layers).policy
     if (own.get("unique") or getattr(base, "unique", None)) and (error := _unguarded(name, base)):
         raise error
     if policy is not None and (policy.argument_names or callable(policy.key)):
@@ -209,16 +209,16 @@ def _signature_of_function(fun: Any, bind: bool) -> inspect.Signature | None:
 
 
 def is_wrong_by_itself(task: Any) -> bool:
-    """Whether the task's own options are wrong, whatever annotations say."""
+    """Whether the task's own options are wrong, whatever annotations there are."""
     try:
-        _check_made(task, _layers(task.name, lambda: [_said_by(class_of(task))]))
+        _check_made(task, _layers(task.name, lambda: [_given_by(class_of(task))]))
     except InvalidPolicy:
         return True
     return False
 
 
 def ignore_options(task: Any) -> None:
-    """Take nothing that the task says for an option: it is not meant for this library."""
+    """Ignore the task's options, which are not meant for this library."""
     setattr(class_of(task), _IGNORED, True)
 
 
@@ -245,8 +245,8 @@ def _check_strategy(task: Any) -> None:
 
 
 def _unguarded(name: str, cls: type) -> InvalidPolicy | None:
-    """Why no task of this class can be unique: celery-batches, or a copy of it, puts messages aside
-    and runs them in one, of which Celery sees neither start nor end."""
+    """The error of a task of celery-batches, or of a copy of it: it collects messages and runs them
+    together, and Celery sees neither start nor end of one of them."""
     if getattr(cls, "Strategy", None) in (None, Task.Strategy) or not hasattr(cls, "flush_every"):
         return None
     return InvalidPolicy(
@@ -258,8 +258,8 @@ def _unguarded(name: str, cls: type) -> InvalidPolicy | None:
 
 
 def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:
-    """Of options of other libraries that nothing reads: with their own base class, both libraries
-    are in use, as while an app changes over."""
+    """Warn of options of other libraries, which have no effect; not with their own base class, as
+    in an app that migrates."""
     for option in options:
         library, becomes = LEFT_OVER[option]
         package = library.replace("-", "_")

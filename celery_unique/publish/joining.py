@@ -64,7 +64,7 @@ def share_outcome(request: PublishRequest, outcome: PublishOutcome) -> PublishOu
     """Complete a duplicate whose holder has ended: only the caller can. A follower of a live
     holder is completed by that holder's worker."""
     if outcome.follows and not outcome.ended:
-        request.app_state.joined_here(outcome.follows)
+        request.app_state.remember_joined(outcome.follows)
         return outcome
     holder_id = outcome.follows or outcome.task_id
     if request.follower is None or holder_id == request.task_id:

@@ -1,6 +1,6 @@
-"""For the tests of your own tasks: real locks, in memory, with a clock that you can move.
+"""Fixtures for the tests of your tasks: real locks, in memory, with a clock that you can move.
 
-Nothing is switched off: keys, policies, leases and windows are those of every other store.
+Keys, policies, leases and windows are those of every other store.
 
 With pytest, enable the fixtures in the root ``conftest.py``::
 
@@ -29,15 +29,15 @@ from celery_unique.worker.lock_client import WorkerLockClient
 
 __all__ = ["UniqueLocks", "assert_created", "assert_duplicate", "locks_in_memory"]
 
-#: Names the worker that tests pretend to have.
+#: The worker of deliveries in tests.
 _WORKER = "test"
 
 
 @contextmanager
 def locks_in_memory(app: Any = None) -> Iterator[UniqueLocks]:
-    """Keep the locks of ``app`` (the current app) in an empty store of its own meanwhile.
+    """Replace the store of ``app`` (the current app) by an empty one in memory.
 
-    The app's real store is not asked for anything, and is back afterwards.
+    The app's own store is not used meanwhile, and is restored afterwards.
     """
     app = current_app if app is None else app
     app = getattr(app, "_get_current_object", lambda: app)()
@@ -66,10 +66,10 @@ class UniqueLocks:
         passed = parse_duration(by, "by")
         self._store.clock_offset_ms += round(passed.total_seconds() * 1000)
 
-    # -- what a worker would do ------------------------------------------------
+    # -- acts of a worker ------------------------------------------------------
 
     def start(self, result: Any) -> None:
-        """As if a worker had begun to run the task of this result."""
+        """Start the task of this result, as a worker does."""
         header = LockHeader(result.id, _key_of(result), delivery=self._delivery(result))
         holding = state_of(self.app).part(WorkerLockClient)
         verdict = holding.start(header, self._name(result), False).verdict
@@ -78,9 +78,8 @@ class UniqueLocks:
         self._deliveries[result.id] = header
 
     def end(self, result: Any, state: str = "completed") -> None:
-        """As if the task of this result had ended: ``completed``, ``discarded`` (it failed)
-        or ``cancelled`` (revoked). One that did not run is started first, unless it is
-        cancelled."""
+        """Finish the task of this result as ``completed``, ``discarded`` (it failed) or
+        ``cancelled`` (revoked). It is started first, unless it runs or is cancelled."""
         if result.id not in self._deliveries and state != "cancelled":
             self.start(result)
         header = self._deliveries.pop(
@@ -101,7 +100,7 @@ class UniqueLocks:
         task = record.tasks.get(result.id)
         return task.task_name if task is not None else ""
 
-    # -- looking ---------------------------------------------------------------
+    # -- assertions ------------------------------------------------------------
 
     def held(self, task: Any = None) -> list[Lock]:
         """The locks that are held, of one task (or its name) or of all, oldest first."""
@@ -120,8 +119,8 @@ class UniqueLocks:
         by: Any = None,
         state: str | None = None,
     ) -> Lock:
-        """That a call with these arguments would find its key held: by this result's task,
-        in this state, where they are given. Returns the lock."""
+        """Assert that a call with these arguments would find its key held: by this result's task
+        and in this state, where they are given. Returns the lock."""
         lock = lookup(task, args, kwargs, app=self.app)
         call = _call(task, args, kwargs)
         if lock is None:
@@ -135,7 +134,7 @@ class UniqueLocks:
     def assert_free(
         self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """That a call with these arguments would find its key free."""
+        """Assert that a call with these arguments would find its key free."""
         lock = lookup(task, args, kwargs, app=self.app)
         if lock is not None:
             raise AssertionError(
@@ -145,13 +144,13 @@ class UniqueLocks:
 
 
 def assert_created(result: Any) -> None:
-    """That this call took its key and was published (or took another one's place)."""
+    """Assert that this call acquired its key and was published, or replaced another one."""
     if result.deduplicated or result.outcome not in ("created", "replaced", "rerun"):
         raise AssertionError(f"the call was {result.outcome}; its task is {result.id}")
 
 
 def assert_duplicate(result: Any, of: Any = None) -> None:
-    """That this call was not published, since a task (of that result) does its work."""
+    """Assert that this call is a duplicate, of the task of that result if it is given."""
     if not result.deduplicated:
         raise AssertionError(f"the call was no duplicate, but {result.outcome}")
     if of is not None and result.id != of.id:
@@ -171,13 +170,12 @@ def _call(task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
     return f"{getattr(task, 'name', task)}({', '.join(given)})"
 
 
-if "pytest" in sys.modules:  # unittest and Django need it for nothing
+if "pytest" in sys.modules:  # not needed with unittest and Django
     import pytest
 
     @pytest.fixture
     def unique_app() -> Any:
-        """The app whose locks ``unique_locks`` keeps. Override it where it is not the
-        current app."""
+        """The app of ``unique_locks``. Override it where it is not the current app."""
         return current_app._get_current_object()
 
     @pytest.fixture

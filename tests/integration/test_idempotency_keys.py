@@ -393,8 +393,8 @@ def test_a_task_that_waits_for_its_retry_keeps_its_key(app):
     [
         ("unique_for", 60, "idempotency_ttl: give that instead"),
         ("unique_states", "until_start", "until its task fails or idempotency_ttl has passed"),
-        ("unique_on", "account", "stands for the arguments"),
-        ("unique_key", "{account}", "stands for the arguments"),
+        ("unique_on", "account", "replaces the arguments"),
+        ("unique_key", "{account}", "replaces the arguments"),
     ],
 )
 def test_a_key_wins_over_what_the_call_says_besides_and_that_is_warned_of_once(

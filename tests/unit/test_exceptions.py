@@ -135,7 +135,7 @@ def test_repr_is_the_class_and_the_message(error):
 def test_duplicate_names_the_holder_the_reason_and_the_way_out():
     assert str(duplicate()) == (
         "shop.rebuild was not published: task abc in state active holds its unique key (it runs). "
-        "Wait for that task to end, or call with unique_on_conflict='ignore' to get its result, "
+        "Wait for that task to finish, or call with unique_on_conflict='ignore' to get its result, "
         "or with unique=False to publish anyway"
     )
 
@@ -144,7 +144,7 @@ def test_a_duplicate_of_an_ended_holder_is_not_told_to_wait_for_its_end():
     message = str(DuplicateTask("shop.rebuild", "holder", "completed"))
 
     assert "Wait until its window or its idempotency key's time has passed" in message
-    assert "Wait for that task to end" not in message
+    assert "Wait for that task to finish" not in message
 
 
 def test_who_may_not_know_the_holder_is_not_told_to_ask_for_its_result():

@@ -509,16 +509,14 @@ class _Template:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{user.password}", "only names of arguments"),
-        ("{user[password]}", "only names of arguments"),
-        ("{user.__class__.__init__.__globals__}", "only names of arguments"),
-        ("{}", "only names of arguments"),
-        ("{0}", "only names of arguments"),
-        ("{user name}", "only names of arguments"),
-        ("{user:{width}}", "only names of arguments"),
+        ("{user.password}", "but the arguments are"),
+        ("{user[password]}", "but the arguments are"),
+        ("{user.__class__.__init__.__globals__}", "but the arguments are"),
+        ("{}", "but the arguments are"),
+        ("{0}", "but the arguments are"),
+        ("{user name}", "but the arguments are"),
+        ("{user:{width}}", "cannot show argument 'user'"),
         ("{user!x}", "cannot show argument 'user'"),
-        ("{user", "no format string"),
-        ("user}", "no format string"),
     ],
 )
 def test_a_format_string_reaches_into_nothing(template, message):

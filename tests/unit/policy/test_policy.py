@@ -229,6 +229,8 @@ REFUSED = [
     ({"key": "{0}"}, "key", "write every argument by name"),
     ({"key": "{shop id}"}, "key", "write every argument by name"),
     ({"key": "{shop_id"}, "key", "double a brace"),
+    ({"key": "shop_id}"}, "key", "double a brace"),
+    ({"key": "{a.__class__.__init__.__globals__}"}, "key", "a callable that returns the string"),
     ({"key": "{a:{}}"}, "key", "a callable that returns the string"),
     ({"key": "{a:{b}}"}, "key", "a callable that returns the string"),
     ({"key": "{order.id}"}, "key", "a callable that returns the string"),
