@@ -55,3 +55,24 @@ def app_with(store_url: str) -> Iterator[Callable[..., Celery]]:
 def local_app() -> Celery:
     """An installed app with its locks in this process, where the store does not matter."""
     return make_app("memory://")
+
+
+@pytest.fixture
+def received() -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """``received(unique_conflict)``: what the signal sends from now on, with its sender."""
+    connected: list[tuple[Any, Any]] = []
+
+    def connect(signal: Any, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        facts: list[dict[str, Any]] = []
+
+        def receiver(sender: Any, signal: Any, **sent: Any) -> None:
+            every = {"sender": sender, **sent}
+            facts.append({name: every[name] for name in every if name not in without})
+
+        signal.connect(receiver)
+        connected.append((signal, receiver))
+        return facts
+
+    yield connect
+    for signal, receiver in connected:
+        signal.disconnect(receiver)

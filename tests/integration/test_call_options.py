@@ -13,7 +13,7 @@ import pytest
 from celery import Celery, Task
 
 import celery_unique
-from celery_unique import DuplicateTask, InvalidPolicy, UniqueKeyError, UniquePolicy, UniqueTask
+from celery_unique import DuplicateTask, UniqueKeyError, UniquePolicy, UniqueTask
 from celery_unique.exceptions import UniquePolicyWarning
 from celery_unique.header import HEADER
 from celery_unique.policy import policy as policy_module
@@ -233,13 +233,6 @@ def test_unique_key_makes_the_key(app, key):
     assert task.apply_async((8, True), unique_key=key).id != first.id
 
 
-def test_a_callable_unique_key_of_a_task_is_not_handed_the_task(app):
-    task = task_of(app, unique=True, unique_key=lambda shop_id, full=False: str(shop_id))
-    first = task.delay(7)
-
-    assert task.delay(7, True).id == first.id
-
-
 @pytest.mark.filterwarnings("ignore::celery_unique.exceptions.UniquePolicyWarning")
 def test_unique_states_are_those_of_the_call_that_asks(app):
     task = task_of(app, unique=True)
@@ -433,15 +426,6 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
         warnings.simplefilter("always", UniquePolicyWarning)
         yield caught
     policy_module._warned.clear()
-
-
-def test_a_slip_in_the_name_of_an_option_is_refused_in_a_call(app):
-    task = task_of(app, unique=True)
-
-    with pytest.raises(InvalidPolicy, match=r"unqiue \(call\) .* Did you mean 'unique'\?"):
-        task.apply_async((7,), unqiue=False)
-
-    assert messages(app) == []
 
 
 #: Left over from another library, and what the warning says of it.

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +37,8 @@ def rebuild(app: Celery) -> Any:
 
 
 @pytest.fixture
-def conflicts() -> Iterator[list[dict[str, Any]]]:
-    """What ``unique_conflict`` has told."""
-    seen: list[dict[str, Any]] = []
-
-    def hear(**facts: Any) -> None:
-        seen.append(facts)
-
-    celery_unique.unique_conflict.connect(hear)
-    yield seen
-    celery_unique.unique_conflict.disconnect(hear)
-
-
-@pytest.fixture
-def acquired() -> Iterator[list[str]]:
-    """The names of the tasks for which a lock was taken."""
-    seen: list[str] = []
-
-    def hear(sender: str, **_: Any) -> None:
-        seen.append(sender)
-
-    celery_unique.unique_acquired.connect(hear)
-    yield seen
-    celery_unique.unique_acquired.disconnect(hear)
+def conflicts(received: Any) -> Any:
+    return received(celery_unique.unique_conflict)
 
 
 # -- one call -----------------------------------------------------------------------------
@@ -356,7 +335,7 @@ def test_inner_calls_of_a_map_take_no_lock(app, rebuild):
 
 
 @pytest.mark.versions
-def test_an_error_callback_that_celery_calls_directly_takes_no_lock(app, acquired):
+def test_an_error_callback_that_celery_calls_directly_takes_no_lock(app, received):
     """One with several parameters, that is not bound: it runs in the worker, without a message."""
     told: list[Any] = []
 
@@ -368,23 +347,15 @@ def test_an_error_callback_that_celery_calls_directly_takes_no_lock(app, acquire
     def tell(request: Any, error: Exception, traceback: Any) -> None:
         told.append((request.id, str(error)))
 
-    published: list[str] = []
-
-    def hear(sender: str, **_: Any) -> None:
-        published.append(sender)
-
-    before_task_publish.connect(hear)
-    try:
-        with working(app):
-            failed = fail.apply_async(link_error=tell.s())
-            eventually(lambda: told, message="the callback was not called")
-            with pytest.raises(ValueError, match="no"):
-                value_of(failed)
-    finally:
-        before_task_publish.disconnect(hear)
+    acquired, published = received(celery_unique.unique_acquired), received(before_task_publish)
+    with working(app):
+        failed = fail.apply_async(link_error=tell.s())
+        eventually(lambda: told, message="the callback was not called")
+        with pytest.raises(ValueError, match="no"):
+            value_of(failed)
 
     assert told == [(failed.id, "no")]
-    assert acquired == published == ["fail"]
+    assert [each["sender"] for each in (*acquired, *published)] == ["fail", "fail"]
     assert locks(app) == []
     assert messages(app) == []
 

@@ -85,23 +85,21 @@ def test_a_duplicate_for_whose_id_nobody_waits_gets_the_holders(rebuild, options
     assert followers(rebuild, 7) == []
 
 
-def test_a_follower_is_told_of_as_a_duplicate(rebuild, caplog, mine):
+def test_a_follower_is_told_of_as_a_duplicate(rebuild, caplog, mine, received):
     holder = rebuild.delay(7)
-    told = []
+    conflicts = received(celery_unique.unique_conflict)
 
-    def on_conflict(sender: str, task_id: str, **facts: Any) -> None:
-        told.append((sender, task_id, facts["state"]))
-
-    celery_unique.unique_conflict.connect(on_conflict)
-    try:
-        with caplog.at_level(logging.INFO, "celery_unique"):
-            again = rebuild.apply_async((7,), task_id=mine)
-    finally:
-        celery_unique.unique_conflict.disconnect(on_conflict)
+    with caplog.at_level(logging.INFO, "celery_unique"):
+        again = rebuild.apply_async((7,), task_id=mine)
 
     assert (again.outcome, again.deduplicated, again.holder_state) == ("joined", True, "available")
     assert again.unique_key == holder.unique_key
-    assert told == [("shop.rebuild", holder.id, "available")]
+    [facts] = conflicts
+    assert (facts["sender"], facts["task_id"], facts["state"]) == (
+        "shop.rebuild",
+        holder.id,
+        "available",
+    )
     assert f"[{mine}] to holder {holder.id}" in caplog.text
     assert lookup(rebuild, (7,)).duplicates == 1
 

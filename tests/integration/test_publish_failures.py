@@ -342,15 +342,8 @@ def url_of_a_store_that_is_down(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store_errors() -> Iterator[list[dict[str, Any]]]:
-    seen: list[dict[str, Any]] = []
-
-    def hear(**facts: Any) -> None:
-        seen.append(facts)
-
-    celery_unique.unique_store_error.connect(hear)
-    yield seen
-    celery_unique.unique_store_error.disconnect(hear)
+def store_errors(received: Any) -> Any:
+    return received(celery_unique.unique_store_error)
 
 
 def timed(call: Callable[[], Any]) -> float:

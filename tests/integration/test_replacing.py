@@ -64,15 +64,9 @@ class Shop:
 
 
 @pytest.fixture
-def superseded() -> Iterator[list[dict[str, Any]]]:
-    told: list[dict[str, Any]] = []
-
-    def receiver(sender: str, signal: Any, app: Any, key: str, **facts: Any) -> None:
-        told.append({"sender": sender, **facts})
-
-    unique_superseded.connect(receiver)
-    yield told
-    unique_superseded.disconnect(receiver)
+def superseded(received: Any) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = received(unique_superseded, without=("app", "key"))
+    return facts
 
 
 @pytest.fixture
@@ -130,23 +124,20 @@ def test_06_the_original_is_cancelled_and_the_new_one_is_enqueued(app):
 # -- what the call hears -----------------------------------------------------------------
 
 
-def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(app, superseded, caplog):
+def test_a_call_that_replaces_is_told_so_and_the_signals_are_sent(
+    app, superseded, received, caplog
+):
     shop = Shop(app, unique_on_conflict="replace")
     first = shop.call(1)
-    acquired: list[str] = []
+    acquired = received(unique_acquired)
 
-    def receiver(task_id: str, **facts: Any) -> None:
-        acquired.append(task_id)
-
-    unique_acquired.connect(receiver)
     with caplog.at_level(logging.INFO, logger="celery_unique"):
         second = shop.call(2)
-    unique_acquired.disconnect(receiver)
 
     assert (second.outcome, second.deduplicated, second.holder_state) == ("replaced", False, None)
     assert second.unique_key == first.unique_key
     assert superseded == [{"sender": "shop.rebuild", "task_id": first.id, "by": second.id}]
-    assert acquired == [second.id]
+    assert [facts["task_id"] for facts in acquired] == [second.id]
     assert f"superseded shop.rebuild[{first.id}] by task {second.id}" in caplog.messages
     assert [sent.id for sent in messages(app)] == [first.id, second.id]
 
@@ -394,8 +385,8 @@ def test_a_confirm_that_the_store_did_not_hear_is_told_later(app, monkeypatch):
     second = shop.call(2)
 
     assert second.outcome == "replaced"
-    eventually(lambda: shop.holder.state == "available")
-    assert shop.holder.task_id == second.id
+    available = (second.id, "available")
+    eventually(lambda: (shop.holder.task_id, shop.holder.state) == available)
     assert store.read(second.unique_key)[0].marks[first.id].by == second.id
 
 
