@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,16 +29,9 @@ def rebuild(app: Celery) -> Any:
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
-    """The states that the signal of a conflict tells."""
-    states: list[str] = []
-
-    def hear(state: str, **_: Any) -> None:
-        states.append(state)
-
-    celery_unique.unique_conflict.connect(hear)
-    yield states
-    celery_unique.unique_conflict.disconnect(hear)
+def told(received: Any) -> Any:
+    """What the signal of a conflict sends."""
+    return received(celery_unique.unique_conflict)
 
 
 @pytest.fixture
@@ -55,32 +47,34 @@ def as_if_published_elsewhere(app: Celery) -> None:
 
 
 @DELAYS
-def test_a_duplicate_in_the_same_batch(rebuild, told, options, state):
-    first, again = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
+@pytest.mark.parametrize("on_conflict", ["ignore", "reject"])
+def test_a_duplicate_in_the_same_batch(rebuild, told, options, state, on_conflict):
+    call = rebuild.s(1).set(**options, unique_on_conflict=on_conflict)
 
-    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", state)
-    assert told == [state]
+    first, again = apply_many([call, call.clone()])
 
-
-@DELAYS
-def test_a_rejected_call_in_the_same_batch(rebuild, told, options, state):
-    options = {**options, "unique_on_conflict": "reject"}
-
-    first, error = apply_many([rebuild.s(1).set(**options), rebuild.s(1).set(**options)])
-
-    assert isinstance(error, DuplicateTask)
-    assert (error.task_id, error.state) == (first.id, state)
-    assert told == [state]
+    if on_conflict == "ignore":
+        assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", state)
+    else:
+        assert isinstance(again, DuplicateTask)
+        assert (again.task_id, again.state) == (first.id, state)
+    assert [facts["state"] for facts in told] == [state]
 
 
 @DELAYS
+@pytest.mark.parametrize(
+    ("own", "outcome"), [({}, "deduplicated"), ({"task_id": "mine"}, "joined")]
+)
 @pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_duplicate_of_what_this_process_has_just_published(rebuild, told, options, state):
+def test_a_duplicate_of_what_this_process_has_just_published(
+    rebuild, told, options, state, own, outcome
+):
     rebuild.apply_async((1,), **options)
 
-    again = rebuild.delay(1)
+    again = rebuild.apply_async((1,), **own)
 
-    assert (again.outcome, again.holder_state, told) == ("deduplicated", state, [state])
+    assert (again.outcome, again.holder_state) == (outcome, state)
+    assert [facts["state"] for facts in told] == [state]
 
 
 @DELAYS
@@ -93,17 +87,8 @@ def test_a_rejected_duplicate_of_what_this_process_has_just_published(
     with pytest.raises(DuplicateTask) as raised:
         rebuild.apply_async((1,), unique_on_conflict="reject")
 
-    assert (raised.value.state, told) == (state, [state])
-
-
-@DELAYS
-@pytest.mark.usefixtures("_confirmations_are_slow")
-def test_a_duplicate_that_joins_what_this_process_has_just_published(rebuild, told, options, state):
-    rebuild.apply_async((1,), **options)
-
-    again = rebuild.apply_async((1,), task_id="mine")
-
-    assert (again.outcome, again.holder_state, told) == ("joined", state, [state])
+    assert raised.value.state == state
+    assert [facts["state"] for facts in told] == [state]
 
 
 @pytest.mark.usefixtures("_confirmations_are_slow")

@@ -121,27 +121,20 @@ def test_a_period_that_is_no_bucket_is_refused_with_what_is_accepted(period):
     assert caught.value.field == "period"
 
 
-def test_a_moment_without_a_zone_is_refused():
-    with pytest.raises(InvalidPolicy, match="no time zone") as caught:
-        time_bucket("PT1H", datetime(2026, 1, 20, 14))  # noqa: DTZ001
+@pytest.mark.parametrize(
+    ("at", "tz", "field", "message"),
+    [
+        (datetime(2026, 1, 20, 14), "UTC", "at", "no time zone"),  # noqa: DTZ001
+        *((at, "UTC", "at", "datetime") for at in (0, "2026-01-20", date(2026, 1, 20))),
+        *((AT, tz, "tz", "time zone") for tz in ("Europe/Atlantis", "", "../etc/passwd", None)),
+        *((AT, tz, "tz", "time zone") for tz in (3, "\0")),
+    ],
+)
+def test_a_moment_or_zone_that_is_none_is_refused(at, tz, field, message):
+    with pytest.raises(InvalidPolicy, match=message) as caught:
+        time_bucket("PT1H", at, tz)
 
-    assert caught.value.field == "at"
-
-
-@pytest.mark.parametrize("at", [0, "2026-01-20", date(2026, 1, 20)])
-def test_what_is_no_moment_is_refused(at):
-    with pytest.raises(InvalidPolicy, match="datetime") as caught:
-        time_bucket("PT1H", at)
-
-    assert caught.value.field == "at"
-
-
-@pytest.mark.parametrize("tz", ["Europe/Atlantis", "", "../etc/passwd", None, 3, "\0"])
-def test_an_unknown_zone_is_refused(tz):
-    with pytest.raises(InvalidPolicy, match="time zone") as caught:
-        time_bucket("PT1H", AT, tz)
-
-    assert caught.value.field == "tz"
+    assert caught.value.field == field
 
 
 # -- clocks that are changed -----------------------------------------------------------------------
@@ -158,86 +151,66 @@ def begins(period: str, tz: str, first: datetime, hours: int) -> list[tuple[str,
     return found
 
 
-def test_the_hour_that_comes_twice_is_two_buckets_in_berlin():
-    assert begins("PT1H", BERLIN, utc(2026, 10, 24, 23), 4) == [
-        ("01:00", "2026-10-25T01+02:00"),
-        ("02:00", "2026-10-25T02+02:00"),
-        ("02:00", "2026-10-25T02+01:00"),
-        ("03:00", "2026-10-25T03+01:00"),
-    ]
+#: Period, zone, first moment and hours, and when on the wall which bucket begins.
+CHANGES: dict[str, tuple[str, str, datetime, int, str]] = {
+    "the hour that comes twice in Berlin is two buckets": (
+        *("PT1H", BERLIN, utc(2026, 10, 24, 23), 4),
+        "01:00 25T01+02:00, 02:00 25T02+02:00, 02:00 25T02+01:00, 03:00 25T03+01:00",
+    ),
+    "the hour that comes twice in New York is two buckets": (
+        *("PT1H", NEW_YORK, utc(2026, 11, 1, 4), 4),
+        "00:00 01T00-04:00, 01:00 01T01-04:00, 01:00 01T01-05:00, 02:00 01T02-05:00",
+    ),
+    "the hour that is left out in Berlin has no bucket": (
+        *("PT1H", BERLIN, utc(2026, 3, 29, 0), 3),
+        "01:00 29T01+01:00, 03:00 29T03+02:00, 04:00 29T04+02:00",
+    ),
+    "the hour that is left out in New York has no bucket": (
+        *("PT1H", NEW_YORK, utc(2026, 3, 8, 6), 2),
+        "01:00 08T01-05:00, 03:00 08T03-04:00",
+    ),
+    "a quarter of the day in autumn is an hour longer": (
+        *("PT6H", BERLIN, utc(2026, 10, 24, 22), 14),
+        "00:00 25T00+02:00, 06:00 25T06+01:00, 12:00 25T12+01:00",
+    ),
+    "a quarter of the day in spring is an hour shorter": (
+        *("PT6H", BERLIN, utc(2026, 3, 28, 23), 12),
+        "00:00 29T00+01:00, 06:00 29T06+02:00, 12:00 29T12+02:00",
+    ),
+    "a bucket whose beginning is left out begins with the change": (
+        *("PT2H", BERLIN, utc(2026, 3, 28, 23), 4),
+        "00:00 29T00+01:00, 03:00 29T02+02:00, 04:00 29T04+02:00",
+    ),
+    "half an hour back on Lord Howe makes one hour longer": (
+        *("PT1H", LORD_HOWE, utc(2026, 4, 4, 14), 3),
+        "01:00 05T01+11:00, 02:00 05T02+10:30, 03:00 05T03+10:30",
+    ),
+    "the half hour that comes twice on Lord Howe is two buckets": (
+        *("PT30M", LORD_HOWE, utc(2026, 4, 4, 14, 30), 1),
+        "01:30 05T01:30+11:00, 01:30 05T01:30+10:30",
+    ),
+    "a clock set back into the middle of a bucket begins another": (
+        *("PT20M", LORD_HOWE, utc(2026, 4, 4, 14, 20), 1),
+        "01:20 05T01:20+11:00, 01:40 05T01:40+11:00, 01:30 05T01:20+10:30, 01:40 05T01:40+10:30",
+    ),
+    "a day of 25 hours is one day": (
+        *("P1D", BERLIN, utc(2026, 10, 24, 22), 26),
+        "00:00 25, 00:00 26",
+    ),
+    "a day of 23 hours is one day": (
+        *("P1D", BERLIN, utc(2026, 3, 28, 23), 24),
+        "00:00 29, 00:00 30",
+    ),
+}
 
 
-def test_the_hour_that_comes_twice_is_two_buckets_in_new_york():
-    assert begins("PT1H", NEW_YORK, utc(2026, 11, 1, 4), 4) == [
-        ("00:00", "2026-11-01T00-04:00"),
-        ("01:00", "2026-11-01T01-04:00"),
-        ("01:00", "2026-11-01T01-05:00"),
-        ("02:00", "2026-11-01T02-05:00"),
-    ]
+@pytest.mark.parametrize(("period", "tz", "first", "hours", "walls"), CHANGES.values(), ids=CHANGES)
+def test_buckets_begin_on_the_wall_when_clocks_are_changed(period, tz, first, hours, walls):
+    month = f"{first.astimezone(ZoneInfo(tz)):%Y-%m-}"
 
+    found = begins(period, tz, first, hours)
 
-def test_the_hour_that_is_left_out_has_no_bucket():
-    assert begins("PT1H", BERLIN, utc(2026, 3, 29, 0), 3) == [
-        ("01:00", "2026-03-29T01+01:00"),
-        ("03:00", "2026-03-29T03+02:00"),
-        ("04:00", "2026-03-29T04+02:00"),
-    ]
-    assert begins("PT1H", NEW_YORK, utc(2026, 3, 8, 6), 2) == [
-        ("01:00", "2026-03-08T01-05:00"),
-        ("03:00", "2026-03-08T03-04:00"),
-    ]
-
-
-def test_a_quarter_of_the_day_stays_whole_and_is_as_long_as_it_is():
-    autumn = begins("PT6H", BERLIN, utc(2026, 10, 24, 22), 14)
-    spring = begins("PT6H", BERLIN, utc(2026, 3, 28, 23), 12)
-
-    assert [wall for wall, _ in autumn] == ["00:00", "06:00", "12:00"]
-    assert [wall for wall, _ in spring] == ["00:00", "06:00", "12:00"]
-    assert autumn[0][1] == "2026-10-25T00+02:00"
-
-
-def test_a_bucket_whose_beginning_is_left_out_begins_with_the_change():
-    assert begins("PT2H", BERLIN, utc(2026, 3, 28, 23), 4) == [
-        ("00:00", "2026-03-29T00+01:00"),
-        ("03:00", "2026-03-29T02+02:00"),
-        ("04:00", "2026-03-29T04+02:00"),
-    ]
-
-
-def test_half_an_hour_back_on_lord_howe_makes_one_hour_longer():
-    assert begins("PT1H", LORD_HOWE, utc(2026, 4, 4, 14), 3) == [
-        ("01:00", "2026-04-05T01+11:00"),
-        ("02:00", "2026-04-05T02+10:30"),
-        ("03:00", "2026-04-05T03+10:30"),
-    ]
-
-
-def test_the_half_hour_that_comes_twice_on_lord_howe_is_two_buckets():
-    assert begins("PT30M", LORD_HOWE, utc(2026, 4, 4, 14), 2)[1:3] == [
-        ("01:30", "2026-04-05T01:30+11:00"),
-        ("01:30", "2026-04-05T01:30+10:30"),
-    ]
-
-
-def test_a_clock_set_back_into_the_middle_of_a_bucket_begins_another():
-    assert begins("PT20M", LORD_HOWE, utc(2026, 4, 4, 14), 2)[1:5] == [
-        ("01:20", "2026-04-05T01:20+11:00"),
-        ("01:40", "2026-04-05T01:40+11:00"),
-        ("01:30", "2026-04-05T01:20+10:30"),
-        ("01:40", "2026-04-05T01:40+10:30"),
-    ]
-
-
-def test_a_day_of_23_or_25_hours_is_one_day():
-    assert [n for _, n in begins("P1D", BERLIN, utc(2026, 10, 24, 22), 26)] == [
-        "2026-10-25",
-        "2026-10-26",
-    ]
-    assert [n for _, n in begins("P1D", BERLIN, utc(2026, 3, 28, 23), 24)] == [
-        "2026-03-29",
-        "2026-03-30",
-    ]
+    assert ", ".join(f"{wall} {name.removeprefix(month)}" for wall, name in found) == walls
 
 
 # -- laws ------------------------------------------------------------------------------------------

@@ -72,20 +72,11 @@ def away() -> None:
     raise StoreUnavailable("this part is away")
 
 
-def test_a_part_of_the_store_that_does_not_answer_keeps_no_other_one_waiting():
+@pytest.mark.parametrize("store", [Sharded, MemoryStore], ids=["another part", "another key"])
+def test_what_the_store_does_not_answer_for_keeps_no_other_act_waiting(store):
     done = threading.Event()
-    acts = RetryQueue(Sharded())
-    acts.retry("a1", "finish on a dead shard", away, within_s=60)
-    acts.retry("b1", "finish on a healthy one", done.set, within_s=60)
-
-    assert done.wait(20)
-    eventually(lambda: acts.waiting() == 1)
-
-
-def test_a_key_that_the_store_never_answers_for_keeps_no_other_one_waiting():
-    done = threading.Event()
-    acts = RetryQueue(MemoryStore())
-    acts.retry("a1", "finish of a key that takes too long", away, within_s=60)
+    acts = RetryQueue(store())
+    acts.retry("a1", "finish that is not answered", away, within_s=60)
     acts.retry("b1", "finish of another key", done.set, within_s=60)
 
     assert done.wait(20)
