@@ -81,19 +81,6 @@ def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def resolve(layers: Sequence[Options], *, defaults: Options | None = None) -> UniquePolicy | None:
-    """Return the policy of these layers, the highest first; None if it is not unique.
-
-    `defaults` are the app's, by option name. They never make a task unique.
-    """
-    return PolicyLayers(layers, defaults=defaults).policy
-
-
-def override(policy: UniquePolicy, call_options: Options) -> UniquePolicy | None:
-    """Return `policy` with the fields that a call gives; None for ``unique=False``."""
-    return PolicyLayers([{"unique": policy}]).for_call(call_options)
-
-
 class _Merged(NamedTuple):
     """Layers as far as they are merged."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_unique.exceptions import InvalidPolicy
 from celery_unique.policy import policy as policy_module
-from celery_unique.policy.layers import PolicyLayers, override, resolve, take_call_options
+from celery_unique.policy.layers import PolicyLayers, take_call_options
 from celery_unique.policy.option_names import (
     CALL_ONLY,
     OPTION_FIELDS,
@@ -24,6 +24,17 @@ from celery_unique.policy.option_names import (
 )
 from celery_unique.policy.policy import UniquePolicy
 from celery_unique.policy.states import LIVE, STATES
+
+
+def resolve(layers, *, defaults=None):
+    """The policy of these layers, the highest first; None if it is not unique."""
+    return PolicyLayers(layers, defaults=defaults).policy
+
+
+def override(policy, call_options):
+    """The policy with the fields that a call gives; None for ``unique=False``."""
+    return PolicyLayers([{"unique": policy}]).for_call(call_options)
+
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from celery_unique.exceptions import InvalidPolicy, UniquePolicyWarning
 from celery_unique.policy import policy as policy_module
 from celery_unique.policy.durations import LONGEST, SHORTEST
-from celery_unique.policy.layers import override
+from celery_unique.policy.layers import PolicyLayers
 from celery_unique.policy.policy import UniquePolicy
 from celery_unique.policy.states import LIVE, STATES
 
@@ -213,7 +213,10 @@ def test_a_field_that_is_replaced_is_in_the_document():
         "states": list(LIVE),
         "on_conflict": "ignore",
     }
-    assert override(policy, {"unique_for": "PT2H"}).to_ojs()["period"] == "PT2H"  # type: ignore[union-attr]
+    assert (
+        PolicyLayers([{"unique": policy}]).for_call({"unique_for": "PT2H"}).to_ojs()["period"]
+        == "PT2H"
+    )  # type: ignore[union-attr]
 
 
 def test_two_spellings_are_one_policy():
