@@ -134,13 +134,6 @@ def test_phase_2_the_same_key_with_the_same_work_succeeds(app, pay):
     assert found(pay, idempotency_key=KEY).duplicates == 6
 
 
-def test_phase_2_a_lock_is_found_by_name_and_by_key_too(app, pay):
-    result = call(pay)
-
-    assert found("shop.pay", idempotency_key=KEY, app=app).task_id == result.id
-    assert found(key=result.unique_key, app=app).task_id == result.id
-
-
 def test_phase_2_release_lets_go_of_a_key(app, pay):
     first = call(pay)
 

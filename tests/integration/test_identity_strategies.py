@@ -59,22 +59,6 @@ def test_equal_calls_are_one_or_several_as_the_use_case_wants(app, use_case, str
 # -- STRICT ------------------------------------------------------------------------------------
 
 
-def test_strict_same_task_and_same_context_is_one_task(app):
-    pay = task_of(app, "strict")
-    context = {"payment_id": "PAY-12345", "amount": 100.00, "currency": "USD"}
-
-    first, again = pay.delay(context), pay.delay(dict(context))
-
-    assert (again.id, again.outcome) == (first.id, "deduplicated")
-    assert pay.delay({**context, "payment_id": "PAY-12346"}).outcome == "created"
-
-
-def test_strict_another_task_with_the_same_context_is_another_one(app):
-    pay, refund = task_of(app, "strict"), task_of(app, "strict", "shop.refund")
-
-    assert pay.delay({"id": 1}).id != refund.delay({"id": 1}).id
-
-
 def test_strict_is_the_default(app):
     pay = task_of(app, None)
 
@@ -112,14 +96,6 @@ def test_caller_provided_the_key_alone_makes_the_identity(app):
 
     assert (again.id, again.outcome) == (first.id, "deduplicated")
     assert other.outcome == "created"
-
-
-def test_caller_provided_the_same_key_on_another_task_is_another_one(app):
-    pay, refund = task_of(app, "caller_provided"), task_of(app, "caller_provided", "shop.refund")
-
-    first = pay.apply_async(({},), idempotency_key="ORD-1")
-
-    assert refund.apply_async(({},), idempotency_key="ORD-1").id != first.id
 
 
 @pytest.mark.parametrize(
@@ -228,30 +204,7 @@ def test_precedence_2_annotations_and_defaults_of_the_app_are_below_the_task():
     assert strict.delay(1).id == strict.delay(1).id
 
 
-def test_a_strategy_that_does_not_exist_is_refused_with_the_nearest(local_app):
-    with pytest.raises(InvalidPolicy, match="always_unique"):
-        task_of(local_app, "always_uniqe")._get_current_object()  # defined on first use
-
-
 # -- "API Behavior" ----------------------------------------------------------------------------
-
-
-def test_api_a_created_task_is_told_with_its_id(app):
-    result = task_of(app, "strict").delay(1)
-
-    assert (result.outcome, result.deduplicated) == ("created", False)
-    assert [sent.id for sent in messages(app)] == [result.id]
-
-
-def test_api_a_duplicate_is_a_conflict_where_the_task_rejects(app):
-    pay = task_of(app, "strict", unique_on_conflict="reject")
-    first = pay.delay(1)
-
-    with pytest.raises(DuplicateTask) as caught:
-        pay.delay(1)
-
-    assert caught.value.task_id == first.id
-    assert caught.value.to_ojs()["error"]["code"] == "duplicate"
 
 
 @pytest.mark.parametrize("on_conflict", ["reject", "ignore"])
@@ -346,34 +299,6 @@ def test_calls_that_are_far_apart_are_one_while_the_first_still_waits(app):
     advance(app, 3600)
 
     assert pay.delay({"customer_id": 123}).id == first.id
-
-
-def test_always_unique_makes_double_work_of_a_network_retry(app):
-    pay = task_of(app, "always_unique")
-
-    pay.delay({"payment_id": "PAY-123"})
-    pay.delay({"payment_id": "PAY-123"})
-
-    assert len(messages(app)) == 2
-
-
-# -- "Summary" ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("strategy", "deduplicates", "key_required"),
-    [("strict", True, False), ("caller_provided", True, True), ("always_unique", False, False)],
-)
-def test_the_summary(app, strategy, deduplicates, key_required):
-    task = task_of(app, strategy)
-    options = {"idempotency_key": "k"} if key_required else {}
-
-    if key_required:
-        with pytest.raises(IdempotencyKeyRequired):
-            task.delay(1)
-    results = [task.apply_async((1,), **options) for _ in range(2)]
-
-    assert (results[0].id == results[1].id) is deduplicates
 
 
 @pytest.mark.parametrize("strategy", ["caller_provided", "always_unique"])

@@ -175,12 +175,17 @@ def test_the_lock_of_a_task_that_ended_within_its_window(app):
     assert lookup(rebuild, (7,)) is None
 
 
-def test_a_lock_cannot_be_changed(local_app):
+def test_a_lock_cannot_be_changed_and_does_not_show_its_key(local_app):
+    """The key is derived from arguments, and a lock may be logged."""
     rebuild = task_of(local_app)
     rebuild.delay(7)
 
+    lock = found(rebuild, (7,))
+
+    assert lock.key.startswith("1:")
+    assert lock.key not in repr(lock)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found(rebuild, (7,)).state = "active"  # type: ignore[misc]
+        lock.state = "active"  # type: ignore[misc]
 
 
 # -- how it is found -------------------------------------------------------------------------------
@@ -203,12 +208,14 @@ def test_a_lock_is_found_by_any_form_of_the_call_and_by_key(app):
     assert {lock.task_id if lock else None for lock in locks} == {result.id}
 
 
-def test_a_free_key_has_no_lock(app):
+def test_a_free_key_has_no_lock_and_cannot_be_released(app):
     rebuild = task_of(app)
     key = rebuild.delay(7).unique_key
 
     assert lookup(rebuild, (8,)) is None
-    assert release(rebuild, (7,))
+    assert release(rebuild, (8,)) is False
+    assert release(rebuild, (7,)) is True
+    assert release(rebuild, (7,)) is False
     assert lookup(rebuild, (7,)) is None
     assert lookup(key=key, app=app) is None
 
@@ -284,15 +291,6 @@ def test_a_holder_that_was_released_does_not_free_the_next_ones_key(app):
 
         assert found(rebuild, (7,)).task_id == second.id
         assert rebuild.delay(7).id == second.id
-
-
-def test_releasing_what_is_free_tells_so(app):
-    rebuild = task_of(app)
-    rebuild.delay(7)
-
-    assert release(rebuild, (8,)) is False
-    assert release(rebuild, (7,)) is True
-    assert release(rebuild, (7,)) is False
 
 
 def test_a_key_is_released_by_key_and_by_name(app):
@@ -376,18 +374,3 @@ def test_an_app_without_a_store_is_told_what_to_set():
 
     with pytest.raises(ConfigurationError, match="unique_store_url"):
         lookup(task_of(app), (7,))
-
-
-def test_the_key_of_a_lock_is_not_shown_with_it():
-    """It is derived from arguments, and whoever logs a lock would log it."""
-    app = make_app("memory://")
-
-    @app.task(name="shop.shown", unique=True)
-    def shown(shop_id: int) -> None: ...
-
-    shown.delay(7)
-    lock = lookup(shown, (7,))
-
-    assert lock is not None
-    assert lock.key.startswith("1:")
-    assert lock.key not in repr(lock)
