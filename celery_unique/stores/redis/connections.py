@@ -107,7 +107,6 @@ class Connections:
                 try:
                     if connection is None:
                         raise Disconnected
-                    set_deadline(connection, deadline)
                     self._receive(len(commands), replies, deadline, connection)
                 except Disconnected:
                     left = commands[len(replies) :]
