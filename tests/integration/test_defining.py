@@ -12,19 +12,11 @@ from celery import Celery, Task, _state, shared_task
 
 import celery_unique
 from celery_unique import ConfigurationError, DuplicateTask, InvalidPolicy, UniqueTask, lookup
-from tests.support.app import make_app, messages, plain_app, working
+from tests.support.app import define, make_app, messages, plain_app, working
 
 
 def outcomes_by_name(app: Celery, name: str, times: int = 2) -> list[str]:
     return [app.send_task(name, kwargs={"shop_id": 7}).outcome for _ in range(times)]
-
-
-def define(app: Celery, name: str = "shop.rebuild", *, function: Any = None, **options: Any) -> Any:
-    """A task of the app alone, of this function or of one that takes a shop."""
-
-    def run(shop_id: int, full: bool = False) -> None: ...
-
-    return app.task(name=name, **{"shared": False, **options})(function or run)
 
 
 def with_one_bad_task(app: Celery) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import celery_unique
 from celery_unique import InvalidPolicy, UniqueResult, UniqueTask, lookup
 from tests.support import eventually, filesystem_settings
 from tests.support.app import (
+    define,
     flush,
     locks,
     make_app,
@@ -39,8 +40,7 @@ def test_install_returns_the_app_and_is_idempotent():
 
     installed = [celery_unique.install(app), celery_unique.install(app, namespace="shop")]
 
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True)
 
     assert all(each is app for each in installed)
     assert is_unique(rebuild)
@@ -58,8 +58,7 @@ def test_install_connects_to_nothing(monkeypatch):
 
     celery_unique.install(app, store_url=nowhere)
 
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True)
 
     assert app.tasks[rebuild.name].name == rebuild.name
 
@@ -83,8 +82,7 @@ def test_settings_given_to_install_stay_beside_those_from_an_object(order):
 def test_a_setting_that_is_changed_later_is_used_from_then_on():
     app = make_app("memory://")
 
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True)
 
     rebuild.delay(7)
     assert lookup(rebuild, (7,)).window_ends_at is None
@@ -109,44 +107,29 @@ def test_tasks_of_celery_itself_are_never_unique():
 # -- every kind of task ------------------------------------------------------------------------
 
 
-def test_a_shared_task_is_unique_in_an_installed_app():
-    @shared_task(name="shared.rebuild", unique=True)
-    def rebuild(shop_id: int) -> None: ...
+@pytest.mark.parametrize("defined", ["before the app", "after the app"])
+def test_a_shared_task_is_unique_in_an_installed_app(defined):
+    def define_shared() -> None:
+        @shared_task(name=f"shared.{defined}", unique=True)
+        def rebuild(shop_id: int) -> None: ...
 
+    if defined == "before the app":
+        define_shared()
     app = make_app("memory://")
+    if defined == "after the app":
+        app.finalize()
+        define_shared()
 
-    assert is_unique(app.tasks["shared.rebuild"])
-
-
-def test_a_shared_task_that_is_defined_after_the_app_is_unique_too():
-    app = make_app("memory://")
-    app.finalize()
-
-    @shared_task(name="shared.late", unique=True)
-    def rebuild(shop_id: int) -> None: ...
-
-    assert is_unique(app.tasks["shared.late"])
+    assert is_unique(app.tasks[f"shared.{defined}"])
 
 
-def test_a_task_that_was_defined_before_installing_is_unique():
+@pytest.mark.parametrize("used", [False, True], ids=["defined", "used"])
+def test_a_task_that_was_there_before_installing_is_unique(used):
     app = plain_app()
-
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
-
-    celery_unique.install(app)
-
-    assert is_unique(rebuild)
-
-
-def test_a_task_that_was_used_before_installing_is_unique():
-    app = plain_app()
-
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
-
-    app.finalize()
-    assert rebuild.delay(1).id
+    rebuild = define(app, unique=True)
+    if used:
+        app.finalize()
+        assert rebuild.delay(1).id
     celery_unique.install(app)
 
     assert is_unique(rebuild)
@@ -155,8 +138,7 @@ def test_a_task_that_was_used_before_installing_is_unique():
 def test_the_base_class_needs_no_install():
     app = plain_app()
 
-    @app.task(base=UniqueTask, unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, base=UniqueTask, unique=True)
 
     assert is_unique(rebuild)
 
@@ -165,11 +147,9 @@ def test_the_base_class_for_all_tasks_of_an_app_needs_no_install():
     app = Celery("shop", task_cls="celery_unique:UniqueTask", set_as_current=False)
     app.conf.update(broker_url="memory://", task_default_queue="of-test-task-cls")
 
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True)
 
-    @app.task
-    def plain(shop_id: int) -> None: ...
+    plain = define(app, "shop.plain")
 
     assert is_unique(rebuild)
     assert not is_unique(plain)
@@ -179,8 +159,7 @@ def test_calls_by_name_of_the_base_class_are_unique_from_the_first_one_with_inst
     app = plain_app()
     celery_unique.install(app)
 
-    @app.task(name="shop.rebuild", base=UniqueTask, unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    define(app, base=UniqueTask, unique=True)
 
     results = [app.send_task("shop.rebuild", kwargs={"shop_id": 7}) for _ in range(2)]
 
@@ -228,8 +207,7 @@ def test_a_base_class_with_an_apply_async_of_its_own_keeps_it():
             options["headers"] = {**(options.get("headers") or {}), "tag": "mine"}
             return super().apply_async(args, kwargs, **options)
 
-    @app.task(base=Tagging, unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, base=Tagging, unique=True)
 
     assert is_unique(rebuild)
     assert messages(app)[0].headers["tag"] == "mine"
@@ -277,8 +255,7 @@ def test_a_result_class_of_the_app_is_kept():
     app.AsyncResult = type("AsyncResult", (OwnResult,), {"app": app})
     celery_unique.install(app)
 
-    @app.task(unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, unique=True)
 
     result = rebuild.delay(7)
 
@@ -302,8 +279,7 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_wrong_option_fails_when_the_task_is_made(name):
     app = plain_app()
 
-    @app.task(name="shop.rebuild", **WRONG[name])
-    def rebuild(shop_id: int) -> None: ...
+    define(app, **WRONG[name])
 
     celery_unique.install(app, store_url="memory://")
 
@@ -318,8 +294,7 @@ def test_a_wrong_option_fails_when_the_task_is_made(name):
 def test_a_wrong_option_fails_however_the_task_is_defined(name, base):
     app = plain_app()
 
-    @app.task(name="shop.rebuild", base=base, **WRONG[name])
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, base=base, **WRONG[name])
 
     if base is Task:
         celery_unique.install(app)
@@ -382,8 +357,7 @@ def test_a_real_worker_of_an_app_without_install_frees_the_key(tmp_path, start_w
     app = plain_app(**filesystem_settings(tmp_path), task_default_queue="celery")
     app.conf.unique_store_url = f"sqlite:///{tmp_path}/locks.sqlite3"
 
-    @app.task(name="shop.rebuild", base=UniqueTask, unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    rebuild = define(app, base=UniqueTask, unique=True)
 
     start_worker("shop_without_install", pool="solo", python_path=[tmp_path])
 
@@ -401,9 +375,7 @@ def test_two_apps_of_one_process_have_a_store_each(tmp_path):
     ]
     tasks = []
     for app in apps:
-
-        @app.task(name="shop.rebuild", unique=True, shared=False)
-        def rebuild(shop_id: int) -> None: ...
+        define(app, unique=True)
 
         tasks.append(app.tasks["shop.rebuild"])
 
@@ -434,8 +406,7 @@ def test_the_worker_of_each_of_two_apps_frees_the_keys_of_its_tasks():
 def test_an_app_that_was_pickled_is_still_installed(tmp_path):
     app = make_app(f"sqlite:///{tmp_path / 'locks.sqlite3'}")
 
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> None: ...
+    define(app, unique=True)
 
     first = app.send_task("shop.rebuild", kwargs={"shop_id": 7})
     flush(app)

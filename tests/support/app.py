@@ -52,6 +52,14 @@ def plain_app(
     return app
 
 
+def define(app: Celery, name: str = "shop.rebuild", *, function: Any = None, **options: Any) -> Any:
+    """A task of the app alone, of this function or of one that takes a shop."""
+
+    def run(shop_id: int, full: bool = False) -> None: ...
+
+    return app.task(name=name, **{"shared": False, **options})(function or run)
+
+
 # -- the broker --------------------------------------------------------------------------
 
 
