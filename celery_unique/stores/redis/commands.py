@@ -135,7 +135,10 @@ class Commands:
 
     def exchange(self, commands: Sequence[Command], records: Sequence[str] = ()) -> list[Any]:
         """As ``query``, with errors in place of replies."""
-        return self._exchange(commands, None, self.buffer.take(records))
+        earlier = self.buffer.take(records)
+        # With the text of their scripts: a read cannot be repeated for one that the server lacks.
+        earlier[:] = [act.whole() for act in earlier]
+        return self._exchange(commands, None, earlier)
 
     def _exchange(
         self, commands: Sequence[Command], resend: Resend | None, earlier: Piggyback
