@@ -58,6 +58,17 @@ def local_app() -> Celery:
 
 
 @pytest.fixture
+def rebuild(app: Celery) -> Any:
+    """A unique task of the app."""
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int, full: bool = False) -> int:
+        return shop_id
+
+    return rebuild
+
+
+@pytest.fixture
 def received() -> Iterator[Callable[..., list[dict[str, Any]]]]:
     """``received(unique_conflict)``: what the signal sends from now on, with its sender."""
     connected: list[tuple[Any, Any]] = []

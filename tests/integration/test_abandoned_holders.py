@@ -18,15 +18,6 @@ RUN_LEASE_MS = 60_000
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-def rebuild(app: Celery) -> Any:
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> int:
-        return shop_id
-
-    return rebuild
-
-
 def fetch_and_die(app: Celery, result: Any) -> None:
     """What a worker leaves that took the message and was killed."""
     [taken] = take_messages(app)

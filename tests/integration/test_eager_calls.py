@@ -118,10 +118,10 @@ def test_wrong_options_are_errors_in_eager_calls_too(app, options):
 def test_a_missing_idempotency_key_is_an_error_in_eager_calls_too(app):
     rebuild = rebuild_of(app, identity_strategy="caller_provided")
 
-    with pytest.raises(IdempotencyKeyRequired):
-        rebuild.delay(7)
-
-    assert rebuild.apply_async((7,), idempotency_key="order-7").get() == 7
+    for call in (rebuild.apply_async, rebuild.apply):
+        with pytest.raises(IdempotencyKeyRequired):
+            call((7,))
+        assert call((7,), idempotency_key="order-7").get() == 7
 
 
 def test_the_result_can_be_copied_and_pickled(app):

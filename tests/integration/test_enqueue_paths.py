@@ -28,15 +28,6 @@ def app(local_app: Celery) -> Celery:
 
 
 @pytest.fixture
-def rebuild(app: Celery) -> Any:
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int, full: bool = False) -> int:
-        return shop_id
-
-    return rebuild
-
-
-@pytest.fixture
 def conflicts(received: Any) -> Any:
     return received(celery_unique.unique_conflict)
 

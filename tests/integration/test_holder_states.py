@@ -20,15 +20,6 @@ DELAYS = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def rebuild(app: Celery) -> Any:
-    @app.task(name="shop.rebuild", unique=True)
-    def rebuild(shop_id: int) -> int:
-        return shop_id
-
-    return rebuild
-
-
-@pytest.fixture
 def told(received: Any) -> Any:
     """What the signal of a conflict sends."""
     return received(celery_unique.unique_conflict)

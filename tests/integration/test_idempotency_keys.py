@@ -17,7 +17,6 @@ from celery import Celery, beat, chain, group, signature
 from celery_unique import (
     DuplicateTask,
     IdempotencyKeyConflict,
-    IdempotencyKeyRequired,
     InvalidPolicy,
     Lock,
     StoreUnavailable,
@@ -767,14 +766,6 @@ def test_eager_calls_run_and_take_no_lock(local_app):
     assert [result.get() for result in results] == [1, 2]
     assert {result.outcome for result in results} == {"bypassed"}
     assert locks(local_app) == []
-
-
-def test_eager_calls_without_a_key_are_refused_where_one_is_required(local_app):
-    pay = task_of(local_app, unique=True, identity_strategy="caller_provided")
-
-    with pytest.raises(IdempotencyKeyRequired):
-        pay.apply(("a", 1))
-    assert pay.apply(("a", 1), idempotency_key=KEY).get() == 1
 
 
 def test_eager_calls_with_locks_answer_and_differ_as_others_do(app_with):
