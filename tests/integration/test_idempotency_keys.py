@@ -618,7 +618,8 @@ def test_a_key_that_is_none_is_refused_and_leaves_nothing(local_app, wrong, way)
 
 
 @pytest.mark.parametrize(
-    "key", ["k", "k" * 255, "\u00e9" * 255, "\0", " ", "{}", "a b\n", "\U0001f511"]
+    "key",
+    ["k", "k" * 255, "\U0001f600" * 255, "\u00e9" * 255, "\0", " ", "{}", "a b\n", "\U0001f511"],
 )
 def test_any_text_of_1_to_255_characters_is_a_key(local_app, key):
     pay = task_of(local_app)

@@ -259,6 +259,11 @@ TEXTS = {
             '"type":"shop.task"}'
         ),
     ),
+    "unique_key beside every other dimension": (
+        Call("t", (7,), {}, inspect.signature(rebuild), queue="fast", meta={"tenant": "acme"}),
+        UniquePolicy(keys=["type", "queue", "args", "meta"], meta_keys=["tenant"], key="{shop_id}"),
+        '{"key":"7","meta":{"tenant":"acme"},"queue":"fast","type":"t"}',
+    ),
     "unique_key without parameters where there are no arguments": (
         call_of(lambda: ...),
         UniquePolicy(key=lambda: "x"),
