@@ -212,7 +212,7 @@ def test_the_rules_are_valid_for_prometheus():
 def test_every_act_that_an_error_can_name_has_a_series_from_the_beginning():
     package = Path(prometheus.__file__).parents[1]
     called = re.compile(
-        r'(?:store_error|report_error|_apply|_retry_later)\(\s*(?:[\w.]+,\s*)?"([\w-]+)"'
+        r'(?:store_error|report_error|_apply|_run_or_retry|_retry_later|_retry)\(\s*(?:[\w.]+,\s*)?"([\w-]+)"'
         r'|[( ]act="([\w-]+)"'
     )
     named = {

@@ -74,6 +74,8 @@ class MariaDBServer(Server):
     def _command(self) -> list[str]:
         settings = {
             "datadir": "data",
+            # Not /tmp: a server that starts deletes the temporary tables of others there.
+            "tmpdir": "data",
             "bind-address": HOST,
             "port": str(self.port),
             "socket": "mariadb.sock",
@@ -84,7 +86,7 @@ class MariaDBServer(Server):
             "innodb-buffer-pool-size": "64M",
         }
         home = self.directory or Path()
-        for name in ("datadir", "socket", "pid-file"):
+        for name in ("datadir", "tmpdir", "socket", "pid-file"):
             settings[name] = str(home / settings[name])
         program = find_program("mariadbd", install_command=INSTALL, also_in="/usr/sbin")
         arguments = [f"--{name}={value}" for name, value in settings.items()]
