@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -273,7 +274,11 @@ def test_a_link_leads_to_the_locks_on_the_admin_page(shop, visit):
     page.find("#id_username").send_keys("shop")
     page.find("#id_password").send_keys("shop", Keys.ENTER)
 
-    eventually(lambda: "shop.tasks.confirm_order" in page.find("body").text, timeout=60)
+    eventually(
+        lambda: "shop.tasks.confirm_order" in page.find("body").text,
+        ignoring=StaleElementReferenceException,  # the page before it, while this one loads
+        timeout=60,
+    )
     keep_screenshot(page.browser, "shop-admin-locks")
     refused = [
         entry for entry in page.browser.get_log("browser") if "Content Security" in entry["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from tests.support import RedisServer, TcpProxy, eventually
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.versions
+
+
+#: How long the circuit of a store that was cut off stays open.
+BREAKER_S = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def shared_stage(
         unique_store_url=store_server.url,
         unique_store_timeout=20,  # a store that is cut off refuses at once
         unique_run_lease=60,
-        breaker_s=0.05,  # a test that cuts the store off is over for the next one
+        breaker_s=BREAKER_S,
     )
     stage.start_worker(settings={"unique_store_url": proxy.url_of(store_server.url)})
     return stage
@@ -47,6 +52,7 @@ def stage(shared_stage: Stage, proxy: TcpProxy) -> Iterator[Stage]:
     shared_stage.props.redis.delete("diary:everybody")
     yield shared_stage
     proxy.restore()
+    time.sleep(4 * BREAKER_S)  # until the worker's circuit is closed again
 
 
 class Canvas:
