@@ -41,7 +41,7 @@ DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test all-tests test-fast test-versions test-django test-many chaos bench bench-docs lint docs services
+.PHONY: help demo example test all-tests test-fast test-versions test-django test-many chaos prove bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+prove: services .venv/.installed-dev ## Every interleaving of the protocol's model, and a producer killed at every system call of a publish
+	CELERY_UNIQUE_KILLS=0 $(BIN)/python -m pytest -s -v tests/stores/test_protocol.py \
+	    tests/workers/faults/test_killed_producers.py --timeout 900 $(ARGS)
 
 bench: services .cache/bench/.installed ## What uniqueness costs, beside plain Celery and others: make bench ARGS="--quick"
 	.cache/bench/bin/python -m benchmarks $(ARGS)
