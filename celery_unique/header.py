@@ -64,6 +64,8 @@ class LockHeader:
     outcome: str = ""
     #: The delivery whose body published this message: a retry, or a replacement.
     sent_by: str = ""
+    #: Another message of this id may exist: a publish without a reply was repeated.
+    copies: bool = False
     # Added by the worker that starts it, for the process that runs the body.
     delivery: str = ""
     token: int = 0
@@ -110,9 +112,16 @@ class LockHeader:
         return replace(self, delivery=delivery, token=0, again=False, watched=False)
 
     def as_published(self) -> LockHeader:
-        """Without the fields that only a worker sets, for a retry."""
+        """Without the fields that only a worker sets, for a retry: a message of its own, of which
+        there is no copy."""
         return replace(
-            self, sent_by=self.delivery, delivery="", token=0, again=False, watched=False
+            self,
+            sent_by=self.delivery,
+            copies=False,
+            delivery="",
+            token=0,
+            again=False,
+            watched=False,
         )
 
 
@@ -128,6 +137,7 @@ _FIELDS = {
     "args": "arguments",
     "outcome": "outcome",
     "by": "sent_by",
+    "copies": "copies",
     "delivery": "delivery",
     "token": "token",
     "again": "again",
@@ -186,6 +196,7 @@ def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:
         "at": (_is_number(_LAST_MS), "a time in milliseconds"),
         "window": (_is_number(_LAST_MS), "a time in milliseconds"),
         "token": (_is_number(_LAST_TOKEN), "a whole number of microseconds"),
+        "copies": (_is_flag, "true or false"),
         "again": (_is_flag, "true or false"),
         "watched": (_is_flag, "true or false"),
     }

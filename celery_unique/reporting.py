@@ -122,6 +122,12 @@ result_elsewhere = Event(
     f"cannot share the result of {_TASK}: with rpc:// it reaches only the caller that published "
     "the task. To wait for it here, use another result backend",
 )
+not_withdrawn = Event(
+    WARNING,
+    "not_withdrawn",
+    f"cannot withdraw {_TASK}, whose call raised since the lock store did not reply: it may be "
+    "published, may run, or may have run",
+)
 republished = Event(
     WARNING,
     "published_again",

@@ -202,6 +202,14 @@ SETTINGS: dict[str, Setting] = {
         "A duplicate does less harm than a call that fails.",
         "raise",
     ),
+    "unique_atomic_publish": Setting(
+        _flag,
+        True,
+        "Whether a call is admitted and its message pushed in one act, where the lock store is the "
+        "broker's own Redis database.",
+        "Another program changes how kombu pushes messages.",
+        "True",
+    ),
     "unique_eager": Setting(
         _flag,
         False,
@@ -258,6 +266,7 @@ class UniqueSettings:
     store_timeout: timedelta = timedelta(seconds=2)
     gate_timeout: timedelta = timedelta(milliseconds=250)
     on_store_error: str = "raise"
+    atomic_publish: bool = True
     eager: bool = False
     key_secret: bytes | None = field(default=None, repr=False)
     follower_codec: Any = field(default=None, repr=False)

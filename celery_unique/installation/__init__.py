@@ -9,20 +9,23 @@ object                              replaced or set by             for
 ``app.AsyncResult``                 ``fixup``                      ``UniqueResult``
 ``app.control_cls``                 ``fixup``                      ``revoke()`` frees keys
 ``app._get_backend``                ``publish.stored_meta``        facts in the stored result
+``backend._get_result_meta``        ``publish.stored_meta``        facts in the stored result
+``backend.encode, backend._set``    ``publish.stored_meta``        result and release in one act
 ``app.task, register_task``         ``definitions``                options, checked where defined
 ``app._task_from_fun, finalize``    ``definitions``                options, checked when made
 ``task.apply``                      ``wrap_task``                  eager calls
 ``task.run`` or its ``__call__``    ``wrap_task``                  the body under its lock
 ``Context.unique``                  ``wrap_task``                  ``self.request.unique``
 ``app.amqp.create_task_message``    ``publish.overlapped_acquire`` the header, as late as possible
+``Channel._put`` of kombu's Redis   ``publish.atomic``             lock and message in one act
 ``task.Request``                    ``worker.request``             the gate
 ``message.ack, message.reject``     ``worker.ack``                 the end of a delivery
 ``consumer.on_decode_error``        ``worker.bootstrap``           messages that cannot be read
 remote control ``revoke``           ``worker.bootstrap``           revokes of other programs
 ==================================  =============================  ==============================
 
-All of them are of one app, or of an object of it, except ``Context.unique``; those of ``worker``
-exist only in a worker. Everything else is a receiver of a documented signal.
+All of them are of one app, or of an object of it, except ``Context.unique`` and ``_put``; those of
+``worker`` exist only in a worker. Everything else is a receiver of a documented signal.
 """
 
 from __future__ import annotations

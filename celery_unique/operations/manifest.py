@@ -6,6 +6,7 @@ from typing import Any
 
 from celery_unique import __version__
 from celery_unique.config.app_state import state_of
+from celery_unique.publish.atomic import why_two_steps
 
 __all__ = ["manifest"]
 
@@ -21,7 +22,9 @@ def manifest(app: Any) -> dict[str, Any]:
     Opens no connection. Raises ConfigurationError where no store is configured.
     """
     app = getattr(app, "_get_current_object", lambda: app)()
-    store = state_of(app).store
+    app_state = state_of(app)
+    store = app_state.store
+    why = why_two_steps(app, app_state.settings, store)
     return {
         "ojs_version": OJS_VERSION,
         "implementation": {
@@ -32,5 +35,6 @@ def manifest(app: Any) -> dict[str, Any]:
         "conformance_level": CONFORMANCE_LEVEL,
         "capabilities": {
             "unique_jobs": {"strength": store.guarantee, "mechanism": store.mechanism},
+            "atomic_publish": {"used": not why, "reason": why},
         },
     }

@@ -20,6 +20,7 @@ from celery_unique.exceptions import (
 )
 from celery_unique.stores.base import Acquired
 
+from .atomic import AtomicHeader
 from .before_publish import conclude
 from .coordinator import UniqueTaskCoordinator
 from .request import PublishOutcome, PublishRequest, collected
@@ -206,7 +207,10 @@ class _Batch:
             try:
                 # First all that were admitted: a duplicate of one of them names a task that
                 # is published by then.
-                self._send_admitted()
+                if self._is_published_in_one_exchange():
+                    self._push_together()
+                else:
+                    self._send_admitted()
                 for call in self._calls:
                     if not call.done and call.error is None:
                         self._settle_conflict(call)
@@ -215,6 +219,54 @@ class _Batch:
                 self._confirm()
                 self._withdraw_the_rest()
                 raise
+
+    def _is_published_in_one_exchange(self) -> bool:
+        atomic = self._coordinator.atomic
+        return atomic is not None and all(
+            call.request.key and atomic.publishes(call.request) for call in self._calls
+        )
+
+    def _push_together(self) -> None:
+        """Build all messages, and let the store admit and push them in one exchange."""
+        atomic = self._coordinator.atomic
+        assert atomic is not None
+        headers = []
+        for call in self._calls:
+            header = AtomicHeader(atomic, call.request, collect=True)
+            call.request.send(call.request.task_id, header, None, in_trail=False)
+            headers.append(header)
+            if header.push is None:  # kombu has pushed it, if it was admitted
+                self._conclude_pushed(call, header.acquired or header.error, confirm=True)
+        pushed = [
+            (call, header.push)
+            for call, header in zip(self._calls, headers, strict=True)
+            if header.push is not None
+        ]
+        try:
+            pushes = [(call.request, push) for call, push in pushed]
+            replies = self._coordinator.client.publish_many(pushes)
+        except StoreUnavailable as error:
+            self._send_without_store(error)
+            return
+        for (call, _), reply in zip(pushed, replies, strict=True):
+            self._conclude_pushed(call, reply)
+
+    def _conclude_pushed(
+        self, call: _Call, reply: Acquired | StoreUnavailable | None, *, confirm: bool = False
+    ) -> None:
+        atomic, request = self._coordinator.atomic, call.request
+        assert atomic is not None
+        if isinstance(reply, StoreUnavailable):
+            call.error = reply
+            if self._publishes_anyway:
+                self._send_unlocked(call, reply)
+            return
+        call.acquired = reply
+        if reply is None:
+            call.conclude(self._coordinator.passed_by(request, call.result))
+        elif reply.outcome == "created":
+            atomic.created(request, call.result, confirm=confirm)
+            call.conclude(self._coordinator.created(request, reply, call.result))
 
     def _send_admitted(self) -> None:
         """Locks are acquired, and confirmed, while other messages are sent."""

@@ -24,6 +24,7 @@ from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.record import State
 
 from . import conflicts
+from .atomic import AtomicPublisher
 from .overlapped_acquire import NotAdmitted, PendingHeader, patch_create_task_message
 from .request import PublishOutcome, PublishRequest
 from .results import CallOutcome
@@ -50,6 +51,8 @@ class UniqueTaskCoordinator:
         self.leases = leases
         self.store = store
         self.client = CallerStoreClient(app, store)
+        #: None where no call of this app is published in one act.
+        self.atomic = AtomicPublisher.of(app, settings, self.client)
         #: Keys that were taken when they were last acquired, and probably still are: a message
         #: that is built for nothing costs more than waiting for the reply.
         self._taken_lately: BoundedDict[str, None] = BoundedDict(REMEMBERED)
@@ -74,11 +77,16 @@ class UniqueTaskCoordinator:
 
         With ``overlap`` the message is built while the store decides, if the store can do that.
         """
-        overlaps = overlap and self._overlaps(request)
+        in_one_act = self.atomic is not None and self.atomic.publishes(request)
+        overlaps = overlap and not in_one_act and self._overlaps(request)
         for _ in range(ROUNDS):
             began = time.monotonic()
             try:
-                if overlaps:
+                if in_one_act:
+                    made = self._publish_in_one_act(request)
+                    if isinstance(made, PublishOutcome):
+                        return made
+                elif overlaps:
                     made = self._publish_while_acquiring(request, began)
                     if isinstance(made, PublishOutcome):
                         return made
@@ -94,6 +102,26 @@ class UniqueTaskCoordinator:
         # The holders vanished as fast as they came, or one in a canvas, of which no copy may be
         # published, stays unconfirmed: publish rather than lose the call.
         return self._publish_unlocked(request, "its holder vanished or is not published yet")
+
+    def _publish_in_one_act(self, request: PublishRequest) -> PublishOutcome | Acquired:
+        """Let the store admit the call and push its message; a conflict is returned as it is."""
+        assert self.atomic is not None
+        acquired, result = self.atomic.publish(request)
+        if acquired is None:
+            return self.passed_by(request, result)
+        if acquired.outcome != "created":
+            return acquired
+        return self.created(request, acquired, result)
+
+    def passed_by(self, request: PublishRequest, result: Any) -> PublishOutcome:
+        """The message was routed to no queue, or code of the user's own has pushed it without its
+        header, so that nothing would release its lock: the call has acquired none. The next ones
+        acquire theirs before they are published."""
+        self.atomic = None
+        why = "its message did not pass kombu's Redis channel"
+        reporting.publishing_unlocked(request.task_name, request.task_id, reason=why)
+        facts = CallOutcome("bypassed", False, request.key)
+        return PublishOutcome(request.task_id, facts, result)
 
     def publish_acquired(
         self,
@@ -136,6 +164,10 @@ class UniqueTaskCoordinator:
     ) -> PublishOutcome:
         confirm(request, request.task_id)
         self._taken_lately.pop(request.key, None)
+        return self.created(request, acquired, result)
+
+    def created(self, request: PublishRequest, acquired: Acquired, result: Any) -> PublishOutcome:
+        """The call is published: report it."""
         facts = self._facts(request, acquired)
         name, task_id, key = request.task_name, request.task_id, request.key
         reporting.acquired(name, task_id, outcome=facts.outcome, app=self.app, key=key)
@@ -237,6 +269,8 @@ class UniqueTaskCoordinator:
     def settle_conflict(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome | None:
         """What a call gets whose key is held, or None: acquire again."""
         self._taken_lately.remember(request.key, None)
+        if self.atomic is not None:
+            self.atomic.taken(request.key)
         assert acquired.holder is not None
         holder, now = acquired.holder, acquired.now
         if holder.state is State.PENDING and holder.task_id in self.client.published:

@@ -75,6 +75,8 @@ class PublishRequest:
     batch_options: Mapping[str, Any] = field(default_factory=dict)
     #: Runs the task in this process instead of publishing it: an eager call.
     run: Callable[[str, LockHeader | None], Any] | None = None
+    #: The publish that the store was handed and has not replied to: the call may be published.
+    attempt: str = ""
     #: Whether the call is made without a lock, given the id of the holder.
     bypasses: Callable[[str], bool] | None = None
 
@@ -82,15 +84,25 @@ class PublishRequest:
     def parent_id(self) -> str | None:
         return None if self.parent is None else self.parent.id
 
-    def send(self, task_id: str, header: LockHeader | dict[str, Any] | None, delay: Any) -> Any:
+    def send(
+        self,
+        task_id: str,
+        header: LockHeader | dict[str, Any] | None,
+        delay: Any,
+        *,
+        in_trail: bool = True,
+    ) -> Any:
         """Publish the message under this id and return Celery's result.
 
-        ``delay`` in ms replaces the ETA of the call; None keeps it.
+        ``delay`` in ms replaces the ETA of the call; None keeps it. ``in_trail``: Celery adds the
+        result to the children of the running task.
         """
         if self.run is not None:
             assert not isinstance(header, dict)
             return self.run(task_id, header)
         options = {**self.options, **self.batch_options, "task_id": task_id}
+        if not in_trail:
+            options["add_to_parent"] = False
         if delay is not None:
             options.update(eta=None, countdown=delay / 1000 if delay else None)
         if header is not None:
@@ -140,6 +152,7 @@ class PublishRequest:
             keep=_letters(self.policy)[1],
             arguments=self.arguments,
             outcome="" if outcome == "created" else outcome,
+            copies=bool(self.attempt),
         )
 
     def changed_delay(self, acquired: Acquired) -> int | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from celery_unique import reporting
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.base import Acquired, Claim, LockStore
+from celery_unique.policy.fields import REPLACING
+from celery_unique.stores.base import Acquired, BrokerStore, Claim, Held, LockStore, Push
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.circuit_breaker import Breaker, Breakers, StoreSkipped
 from celery_unique.stores.retry_queue import RetryQueue
@@ -25,6 +26,7 @@ REMEMBERED = 512
 
 Reply = TypeVar("Reply")
 Replies = list[Acquired | StoreUnavailable]
+Wait = Callable[[], Replies]
 
 
 class AcquireFailed(Exception):
@@ -45,6 +47,8 @@ class CallerStoreClient:
     def __init__(self, app: Any, store: LockStore) -> None:
         self.app = app
         self.store = store
+        #: For calls that are published in one act: such a store is one.
+        self._broker_store = cast(BrokerStore, store)
         self.retries = RetryQueue(store)
         self.published: BoundedDict[str, str] = BoundedDict(REMEMBERED)  # id -> key
         self._breakers = Breakers(store)
@@ -62,13 +66,7 @@ class CallerStoreClient:
     ) -> Callable[[], Acquired]:
         """Send the request for the lock; what is returned waits for the reply, once. Both raise
         AcquireFailed. ``begin`` is ``begin_acquire`` of a store that can do the two apart."""
-        breaker = self._breakers.only or self._breakers.of(request.key)
-        if breaker.failures:
-            try:
-                breaker.check()
-            except StoreUnavailable as error:
-                self.report_error("acquire", error, request)
-                raise AcquireFailed(error) from error
+        breaker = self._closed(request)
         if begin is None:
             receive: Callable[[], Acquired] = partial(self.store.acquire, request.key, claim)
         else:
@@ -88,14 +86,78 @@ class CallerStoreClient:
         try:
             return act()
         except StoreUnavailable as error:
-            breaker.count(error)
-            self.report_error("acquire", error, request)
-            raise AcquireFailed(error) from error
+            self._failed(request, breaker, error)
         except BaseException:
             # A time limit of the caller, for example: the reply was not received, and the lock
             # may have been acquired.
             self.withdraw_later(request)
             raise
+
+    def probe(self, request: PublishRequest) -> Acquired | None:
+        """What a call gets that conflicts; None: it would be admitted, and is not yet."""
+        breaker = self._closed(request)
+        probe = partial(self._broker_store.probe, request.key, request.claim())
+        return self._attempt(request, breaker, probe)
+
+    def begin_publish(self, request: PublishRequest, push: Push) -> Wait:
+        """Hand the call and its message to the store; ``receive`` waits for the reply."""
+        breaker = self._closed(request)
+        request.attempt = push.attempt
+        pushes = [(request.key, request.claim(), push)]
+        begin = partial(self._broker_store.begin_publish, pushes)
+        wait: Wait = self._attempt(request, breaker, begin)
+        return wait
+
+    def receive(self, request: PublishRequest, wait: Wait) -> Acquired:
+        """The reply to ``begin_publish``. Raises AcquireFailed."""
+        breaker = self._breakers.only or self._breakers.of(request.key)
+        [reply] = self._attempt(request, breaker, wait)
+        if isinstance(reply, StoreUnavailable):
+            self._failed(request, breaker, reply)
+        request.attempt = ""  # from here on it is known what has become of it
+        if breaker.failures:
+            breaker.count(None)
+        return reply
+
+    def publish_many(self, pushes: list[tuple[PublishRequest, Push]]) -> Replies:
+        """Hand calls and their messages to the store in one exchange. Raises StoreUnavailable
+        where none has a reply."""
+        requests = [request for request, _ in pushes]
+        if not requests:
+            return []
+        breaker = self._breakers.only or self._breakers.of(requests[0].key)
+        error = breaker.skips() if breaker.failures else None
+        if error is not None:
+            self.report_error("acquire", error, requests[0])
+            raise error
+        for request, push in pushes:
+            request.attempt = push.attempt
+        sent = [(request.key, request.claim(), push) for request, push in pushes]
+
+        def publish() -> Replies:
+            return self._broker_store.begin_publish(sent)()
+
+        replies = self._received(requests, publish)
+        for request, reply in zip(requests, replies, strict=True):
+            if not isinstance(reply, StoreUnavailable):
+                request.attempt = ""
+        return replies
+
+    def _closed(self, request: PublishRequest) -> Breaker:
+        """The breaker of the key; raises AcquireFailed while its circuit is open."""
+        breaker = self._breakers.only or self._breakers.of(request.key)
+        error = breaker.skips() if breaker.failures else None
+        if error is not None:
+            self.report_error("acquire", error, request)
+            raise AcquireFailed(error)
+        return breaker
+
+    def _failed(
+        self, request: PublishRequest, breaker: Breaker, error: StoreUnavailable
+    ) -> NoReturn:
+        breaker.count(error)
+        self.report_error("acquire", error, request)
+        raise AcquireFailed(error) from error
 
     def begin_acquire_many(
         self, requests: list[PublishRequest], published: list[PublishRequest]
@@ -197,12 +259,12 @@ class CallerStoreClient:
     def confirm_later(self, request: PublishRequest, error: StoreUnavailable) -> None:
         """The message was published although the store did not reply: the lock, if it was
         acquired, is confirmed. Released, its mark would drop the very task that is published."""
-        self._apply_later(
-            error,
-            f"confirm that {request.task_name}[{request.task_id}] is published",
-            partial(self.store.confirm, request.key, request.task_id, request.lease_ms),
-            request,
-        )
+        key, task_id, lease_ms = request.key, request.task_id, request.lease_ms
+        confirm: Callable[[], object] = partial(self.store.confirm, key, task_id, lease_ms)
+        if request.attempt:  # the store may have pushed a message of its own
+            confirm = partial(self.store.renew, [Held(key, task_id, "", lease_ms, copies=True)])
+        what = f"confirm that {request.task_name}[{task_id}] is published"
+        self._apply_later(error, what, confirm, request)
 
     # -- release -----------------------------------------------------------------------
 
@@ -235,7 +297,18 @@ class CallerStoreClient:
 
     def _withdrawal(self, request: PublishRequest) -> Callable[[], object]:
         mark_ms = request.delay_ms + request.lease_ms
+        if request.attempt:
+            return partial(self._withdraw_attempt, request, request.attempt, mark_ms)
         return partial(self.store.give_back, request.key, request.task_id, mark_ms)
+
+    def _withdraw_attempt(self, request: PublishRequest, attempt: str, mark_ms: int) -> None:
+        """The store may have pushed the message, too."""
+        # What a replacement has replaced is gone: without it, none of them would run.
+        if request.policy.on_conflict not in REPLACING:
+            withdraw = self._broker_store.withdraw
+            if withdraw(request.key, request.task_id, attempt, mark_ms) == "withdrawn":
+                return
+        reporting.not_withdrawn(request.task_name, request.task_id)
 
     # -- retries -----------------------------------------------------------------------
 

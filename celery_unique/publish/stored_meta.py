@@ -4,6 +4,11 @@ The facts go into the meta that Celery writes anyway, in the same write. Backend
 the whole meta (Redis, files, caches, ``rpc://``) need nothing else. The database backend
 keeps columns: of these, ``stamps`` is for facts that come with a message. A reader
 that does not know this library sees one more field, or one more stamp.
+
+Where the lock store is the Redis server of the results, the store writes the result in the act that
+releases the key: the result cannot be read while the key is held, nor is the key free before. The
+delivery travels with the meta (``_DeferredMeta``) and the encoded text (``_DeferredText``) through
+Celery to the write, so that nothing has to be reset if a signal interrupts.
 """
 
 from __future__ import annotations
@@ -13,12 +18,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
+from celery import states
 from celery.app.task import Context
 
 from celery_unique.followers.complete import reason_of
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.keys.digest import short_key
+from celery_unique.stores.base import LONGEST_TEXT, ResultWrite
+from celery_unique.stores.record import State
 
 logger = logging.getLogger("celery_unique")
 
@@ -26,6 +35,12 @@ logger = logging.getLogger("celery_unique")
 SUPERSEDED_BY = "unique_superseded_by"
 
 _CARRIES = "_celery_unique_carries"
+_DEFERS = "_celery_unique_defers"
+#: In an encoded result, until the store has replaced it by the number of duplicates.
+_DUPLICATES = f"duplicates-{uuid4().hex}"
+_QUOTED = f'"{_DUPLICATES}"'
+#: What the store records of a task whose result is stored in this state.
+_STATE_OF = {states.SUCCESS: State.COMPLETED, states.FAILURE: State.DISCARDED}
 #: Celery's columns for an extended result, as far as a table may lack them.
 _COLUMNS = frozenset({"name", "args", "kwargs", "worker", "retries", "queue", "stamps"})
 
@@ -84,6 +99,82 @@ def carry(backend: Any) -> Any:
     return backend
 
 
+class _DeferredMeta(dict[str, Any]):
+    """The meta of a result whose write releases the key of this delivery."""
+
+    delivery: Any = None
+
+
+class _DeferredText(str):
+    """The same, encoded."""
+
+    __slots__ = ("delivery", "state")
+
+    delivery: Any
+    state: State
+
+    def with_duplicates(self, duplicates: int) -> str:
+        return self.replace(_QUOTED, str(duplicates))
+
+
+def address_of(backend: Any) -> tuple[str, int, int, str, str] | None:
+    """Host, port, database, user and socket of a backend whose results a store at the same place
+    may write; None of any other backend."""
+    if _DEFERS not in backend.__dict__:
+        return None
+    given = backend.connparams.get
+    if given("credential_provider") is not None:
+        return None
+    path = str(given("path") or "")
+    host, port = ("", 0) if path else (str(given("host")), int(given("port")))
+    return host, port, int(given("db") or 0), str(given("username") or ""), path
+
+
+def _defer_to_write(backend: Any) -> None:
+    """Let the store write the result of a delivery whose release is deferred.
+
+    Only of Celery's own class: another one may write elsewhere, or in another form.
+    """
+    redis = sys.modules.get("celery.backends.redis")
+    if redis is None or type(backend) is not redis.RedisBackend:
+        return
+    if backend.serializer != "json" or getattr(backend, "compression", None):
+        return
+    encode, write = backend.encode, backend._set
+    backend.__dict__[_DEFERS] = True
+
+    def encode_deferred(data: Any) -> Any:
+        text = encode(data)
+        if type(data) is not _DeferredMeta:
+            return text
+        if type(text) is not str or text.count(_QUOTED) != 1:
+            data[HEADER]["duplicates"] = 0
+            return encode(data)
+        deferred = _DeferredText(text)
+        deferred.delivery, deferred.state = data.delivery, _STATE_OF[data["status"]]
+        return deferred
+
+    def write_deferred(key: Any, value: Any, *expires: Any) -> Any:
+        if type(value) is not _DeferredText:
+            return write(key, value, *expires)
+        delivery = value.delivery
+        if delivery.deferred is not None and len(value) > LONGEST_TEXT:
+            delivery.end_body(delivery.deferred)
+        elif delivery.deferred is not None:
+            head, _, tail = value.partition(_QUOTED)
+            expires_s = expires[0] if expires and expires[0] is not None else backend.expires
+            result = ResultWrite(_text(key), int(expires_s or 0), head, tail)
+            if delivery.finish_with_result(value.state, result):
+                return None
+        return write(key, value.with_duplicates(delivery.duplicates or 0), *expires)
+
+    backend.encode, backend._set = encode_deferred, write_deferred
+
+
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key
+
+
 def carry_in(app: Any) -> None:
     """Do so with every backend that this app makes, or has made."""
     get_backend = app._get_backend
@@ -100,9 +191,18 @@ def _carry_in_meta(backend: Any) -> None:
     ) -> dict[str, Any]:
         meta: dict[str, Any] = get_meta(result, state, traceback, request, *args, **options)
         facts = facts_of(request)
-        return meta if facts is None else {**meta, HEADER: facts}
+        if facts is None:
+            return meta
+        delivery = getattr(request, "unique_delivery", None)
+        if state in _STATE_OF and getattr(delivery, "deferred", None) is not None:
+            deferred = _DeferredMeta(meta)
+            deferred[HEADER] = {**facts, "duplicates": _DUPLICATES}
+            deferred.delivery = delivery
+            return deferred
+        return {**meta, HEADER: facts}
 
     backend._get_result_meta = get_result_meta
+    _defer_to_write(backend)
 
 
 def mark_superseded(

@@ -16,6 +16,8 @@ the message in between, while the store decides. ``begin_acquire_many(claims, co
 same for :meth:`LockStore.acquire_many`, combined with :meth:`LockStore.confirm_many`: messages of
 other calls are sent in between.
 
+A store that is the broker's own server, or that of the results, is a :class:`BrokerStore`.
+
 A store whose parts fail separately, such as a cluster, has ``shard_of(key)``: the name of the part
 that holds the key, as far as it is known without a query.
 
@@ -43,6 +45,11 @@ Confirmed = tuple[str, str, int]
 
 #: How many orphans one reap returns at most.
 ORPHANS_AT_ONCE = 1000
+
+
+#: A script that pushes a longer message, or writes a longer result, keeps the server from others
+#: for too long: about 3.4 us for each kilobyte, where the command alone takes 0.6.
+LONGEST_TEXT = 32_768
 
 
 @dataclass(slots=True)
@@ -109,6 +116,33 @@ class Acquired:
 
 
 @dataclass(slots=True)
+class Push:
+    """The message of a call, which the store pushes in the act that admits the call."""
+
+    queue: str  # the broker's list, with its prefix and priority
+    lease_ms: int  # as of ``confirm``
+    #: Differs between two publishes of one id: a publish that was withdrawn and arrives late is
+    #: refused, a new call with that id is not.
+    attempt: str
+    #: The message, around the two values of its header that the store adds: the time of its
+    #: creation, a number, and its outcome, ``replaced``, ``rerun`` or empty.
+    head: str
+    middle: str
+    tail: str
+
+
+@dataclass(slots=True)
+class ResultWrite:
+    """The result of a task, which the store writes in the act that finishes the task."""
+
+    key: str  # also the channel on which the result is announced
+    expires_s: int  # 0: it does not expire
+    #: The encoded result, around the number of duplicates, which the store adds.
+    head: str
+    tail: str
+
+
+@dataclass(slots=True)
 class Start:
     """A message that a worker is about to run."""
 
@@ -145,7 +179,7 @@ class Held:
     delivery: str  # empty: the message is only held, nothing runs
     lease_ms: int
     run_lease_ms: int = 0
-    #: It runs, and its message may be redelivered anyway: its end leaves a done mark.
+    #: Its message may exist twice, or be redelivered while it runs: its end leaves a done mark.
     copies: bool = False
     #: Of a message that is only held: the delivery under which it starts. If it has started by
     #: now, nothing is extended: its key would outlive its worker for as long as a message may wait.
@@ -357,6 +391,38 @@ class LockStore(Protocol):
 
     def close(self) -> None:
         """Close connections. The store connects again when it is used again."""
+
+
+class BrokerStore(LockStore, Protocol):
+    """A store that can also push messages and write results: Redis, where it is the broker's or
+    the result backend's own server and database."""
+
+    def begin_publish(
+        self, pushes: Sequence[tuple[str, Claim, Push]]
+    ) -> Callable[[], list[Acquired | StoreUnavailable]]:
+        """Admit calls and push their messages: lock and message are one act for each.
+
+        A created task is recorded as if it was acquired and confirmed. What is returned waits for
+        the replies, once. A publish whose reply was lost is sent again, and pushes nothing if it
+        has run before, whatever has become of its task. Not for ``replace_except_schedule`` and
+        ``max_wait_ms``, which change the ETA: the message has it already.
+        """
+
+    def probe(self, key: str, claim: Claim) -> Acquired | None:
+        """What ``acquire`` would return for a call that conflicts; None: it would be created, and
+        nothing has changed."""
+
+    def withdraw(
+        self, key: str, task_id: str, attempt: str, mark_ms: int
+    ) -> Literal["withdrawn", "active"]:
+        """Undo a publish without a reply, which may have run, or may still: a task that has not
+        started is removed, its message is dropped by the gate, and a publish of this attempt that
+        arrives later is refused. ``active``: its task stays, or has ended. It has started, or
+        another call was a duplicate of it or was replaced by it, or another publish created it.
+        """
+
+    def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
+        """``finish``, and write and announce the result in the same act, whatever the verdict."""
 
 
 def shard_of(store: LockStore, key: str) -> str:

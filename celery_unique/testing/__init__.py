@@ -87,7 +87,7 @@ class UniqueLocks:
         )
         holding, name = state_of(self.app).part(WorkerLockClient), self._name(result)
         finished = holding.finish(header, name, State(state))
-        if finished.verdict != "ended":
+        if finished is None or finished.verdict != "ended":
             raise AssertionError(f"task {result.id} holds no lock to release")
         if finished.settle:
             holding.settle(header, name, State(state))

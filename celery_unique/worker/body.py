@@ -1,6 +1,7 @@
 """A task's body under its lock, in the process that runs it: release the key when it ends.
 
-The lock is finished after the body and before Celery stores the result, so that a caller who has
+The lock is finished after the body and before Celery stores the result, or in the same act (see
+``publish.stored_meta``), so that a caller who has
 seen the result is never a duplicate of the finished task, and before callbacks and the next link
 of a chain are sent, which may have the same key.
 """
@@ -104,8 +105,8 @@ def delivery_of(app_state: AppState, task: Any, request: Any) -> Delivery | None
 
 
 def finish(delivery: Delivery, request: Any, end: End | None) -> None:
-    """The body's own release."""
-    if end is not None:
+    """The body's own release, unless that is left to the write of the result."""
+    if end is not None and not delivery.defer(end, request):
         delivery.end_body(end)
         if delivery.followed:
             delivery.children = tuple(request.children)  # callbacks are not sent yet

@@ -140,5 +140,5 @@ class WorkerBootstrap:
         header = header.received_as(str(DeliveryName.new(getattr(sender, "hostname", None))))
         state = State.DISCARDED
         finished = client.finish(header, task_name, state, backstop=True, rejected=rejected)
-        if finished.settle:
+        if finished is not None and finished.settle:
             client.settle(header, task_name, state, rejected=rejected)

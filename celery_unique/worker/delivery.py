@@ -21,6 +21,7 @@ from celery_unique.config.app_state import AppState
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.promote import end_with_followers
 from celery_unique.header import DeliveryName, LockHeader
+from celery_unique.stores.base import ResultWrite
 from celery_unique.stores.record import State
 
 from .ack import Acknowledgement
@@ -122,6 +123,9 @@ class Delivery:
     children: tuple[Any, ...] = ()
     #: How many calls it has answered; None before its end.
     duplicates: int | None = None
+    #: Its body has ended so, and its lock is released with the write of the result: see
+    #: ``publish.stored_meta``. Until then it is renewed.
+    deferred: End | None = None
     #: Its id continues in a message that its body sent: so long until that is due.
     continues_in_ms: int | None = None
 
@@ -163,8 +167,8 @@ class Delivery:
     # -- what is known of the message ------------------------------------------------------
 
     def may_exist_twice(self) -> bool:
-        """Whether the broker has, or may have, delivered this message again."""
-        if self.redelivered:
+        """Whether the broker has, or may have, delivered this message again, or a copy of it."""
+        if self.redelivered or self.header.copies:
             return True
         if self.acknowledgement is not None and self.acknowledgement.failed:
             return True
@@ -278,10 +282,40 @@ class Delivery:
 
     # -- end -------------------------------------------------------------------------------
 
+    def defer(self, end: End, request: Any) -> bool:
+        """Leave the release to the write of the result, if both can be one act."""
+        if end not in (End.SUCCESS, End.FAILURE) or self.continues_in_ms is not None:
+            return False
+        # Callbacks and the next link are sent before the result, and may have the same key.
+        if request.callbacks or request.chain or request.errbacks:
+            return False
+        if request.chord or request.group or not _is_stored(self.task, request, end):
+            return False
+        if not self.client.writes_results_of(self.task.backend):
+            return False
+        self.children = tuple(request.children)
+        self.deferred = end
+        return True
+
+    def finish_with_result(self, state: State, result: ResultWrite) -> bool:
+        """The deferred release, with the result that is stored. False: the store did not write
+        the result."""
+        self.deferred = None
+        written = self._finish(
+            state,
+            bool(self.task.acks_late) or self.is_unacknowledged(),
+            result=result,
+        )
+        self.finished()
+        if self.task.acks_late:
+            self.unsettled = False  # the acknowledgement settles it
+        return written
+
     def end_body(self, end: End, *, backstop: bool = False) -> None:
         """In the process that ran the body, or was to run it."""
         if self.continues_in_ms is not None:
             end = End.REPLACED
+        self.deferred = None
         self.finished()
         if end.state is None:
             # A message that is not acknowledged yet can come back after the retry has ended.
@@ -308,6 +342,7 @@ class Delivery:
         if self._end_reported or self.state is DeliveryState.DROPPED:
             return
         self._end_reported = True
+        self.deferred = None
         if self.state is DeliveryState.FINISHED:  # by the body, in a thread or greenlet
             self.unsettled = True
             return
@@ -345,8 +380,15 @@ class Delivery:
         self._deliveries.bodies.pop(self.name, None)
 
     def _finish(
-        self, outcome: State, settle_later: bool, *, backstop: bool, rejected: bool
-    ) -> None:
+        self,
+        outcome: State,
+        settle_later: bool,
+        *,
+        backstop: bool = False,
+        rejected: bool = False,
+        result: ResultWrite | None = None,
+    ) -> bool:
+        """Returns whether the store has applied it."""
         self.outcome = outcome
         finished = self.client.finish(
             self.header,
@@ -355,10 +397,15 @@ class Delivery:
             settle_later=settle_later,
             backstop=backstop,
             rejected=rejected,
+            result=result,
         )
+        if finished is None:
+            self.duplicates = 0
+            return False
         self.unsettled = finished.settle
         self.followed = finished.followers
         self.duplicates = finished.duplicates
+        return True
 
     # -- settlement ------------------------------------------------------------------------
 
@@ -398,6 +445,14 @@ class Delivery:
             self.outcome,
             rejected=self.rejected,
         )
+
+
+def _is_stored(task: Any, request: Any, end: End) -> bool:
+    """Whether Celery stores the result of this end: by the option of the call, or of the task."""
+    option = request.__dict__.get("ignore_result")
+    if not (task.ignore_result if option is None else option):
+        return True
+    return end is End.FAILURE and bool(task.store_errors_even_if_ignored)
 
 
 def sends_events(eventer: Any, task: Any) -> bool:

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.header import LockHeader
-from celery_unique.stores.base import Claim, Finish, Finished, LockStore, Start, Started
+from celery_unique.publish import stored_meta
+from celery_unique.stores.base import (
+    BrokerStore,
+    Claim,
+    Finish,
+    Finished,
+    LockStore,
+    ResultWrite,
+    Start,
+    Started,
+)
 from celery_unique.stores.circuit_breaker import Breakers, StoreSkipped
 from celery_unique.stores.record import State, TaskEntry
 from celery_unique.stores.retry_queue import RetryQueue
@@ -37,6 +48,8 @@ class WorkerLockClient:
         self._gate_breakers = Breakers(gate_store)
         self._breakers = Breakers(store)
         self._renewal_failed_at = -math.inf
+        #: The result backend that was last looked at, and whether the store can write to it.
+        self._writes_results: tuple[Callable[[], Any], bool] = (_none, False)
         #: Fingerprints that callers have sent, each compared once with this store's.
         self._compared_stores: set[str] = set()
 
@@ -190,25 +203,39 @@ class WorkerLockClient:
         settle_later: bool = False,
         backstop: bool = False,
         rejected: bool = False,
-    ) -> Finished:
-        """The body has ended: release the key, now or as soon as the store answers.
+        result: ResultWrite | None = None,
+    ) -> Finished | None:
+        """The body has ended: release the key, now, or as soon as the store answers (None).
 
         A backstop may be the second release: it is no news if nothing is left. A message
-        that is rejected may come back from a dead letter exchange: then it runs.
+        that is rejected may come back from a dead letter exchange: then it runs. ``result`` is
+        written in the same act.
         """
         finish = self._finish(header, state, settle_later, rejected)
-        breaker = self._breakers.of(header.key)
+        act = partial(self.store.finish, header.key, finish)
+        if result is not None:
+            broker_store = cast("BrokerStore", self.store)
+            act = partial(broker_store.finish_with_result, header.key, finish, result)
         try:
-            finished = breaker.run(partial(self.store.finish, header.key, finish))
+            finished = self._breakers.of(header.key).run(act)
         except StoreUnavailable as error:
             # A time-out may have finished it: then there is nothing left, which is no news.
             silent = backstop or not isinstance(error, StoreSkipped)
             late = partial(self._finish_late, header, task_name, finish, silent)
             self._retry_later("finish", error, header, task_name, late)
-            return Finished("ended", False)
+            return None
         if finished.verdict == "ended" or not backstop:
             self._report_finished(header, task_name, finish, finished)
         return finished
+
+    def writes_results_of(self, backend: Any) -> bool:
+        """Whether the store can write the results of this backend: the same server, database and
+        user, and JSON."""
+        if self._writes_results[0]() is not backend:
+            address = getattr(self.store, "address", None)
+            can_write = address is not None and stored_meta.address_of(backend) == address
+            self._writes_results = (weakref.ref(backend), can_write)
+        return self._writes_results[1]
 
     def _finish_late(
         self, header: LockHeader, task_name: str, finish: Finish, silent: bool
@@ -334,6 +361,10 @@ class WorkerLockClient:
         self.retry_queue.retry(
             header.key, what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s
         )
+
+
+def _none() -> None:
+    return None
 
 
 def _to_follow(header: LockHeader, task_name: str, message: str) -> Claim:

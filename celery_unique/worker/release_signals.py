@@ -20,7 +20,7 @@ from celery_unique.followers.complete import Outcome
 from celery_unique.followers.promote import end_with_followers
 from celery_unique.header import HEADER
 
-from .body import delivery_of, end_without_body
+from .body import delivery_of, end_by, end_without_body
 from .delivery import Delivery, DeliveryState, End
 
 if TYPE_CHECKING:
@@ -76,7 +76,12 @@ class ReleaseSignals:
         delivery, request = self._running(sender)
         if delivery is None:
             return
-        if delivery.state is DeliveryState.STARTED:  # the body was not reached, or not its end
+        if delivery.deferred is not None:  # the result was not stored
+            error = sys.exc_info()[1]
+            end = delivery.deferred if error is None else end_by(delivery, request, error)
+            if end is not None:
+                delivery.end_body(end, backstop=True)
+        elif delivery.state is DeliveryState.STARTED:  # the body was not reached, or not its end
             end = end_without_body(delivery, request, state, retval)
             if end is not None:
                 delivery.end_body(end)

@@ -465,7 +465,9 @@ class Model(FollowingModel):
         task["copies"] = task["copies"] or copies
         return True
 
-    def renew_held(self, key: str, task_id: str, *, lease: int, waits_as: str) -> bool:
+    def renew_held(
+        self, key: str, task_id: str, *, lease: int, copies: bool, waits_as: str
+    ) -> bool:
         task, mark = self.task(key, task_id), self.mark(key, task_id)
         if mark is not None:
             mark["until"] = max(mark["until"], self.now + lease)
@@ -473,6 +475,7 @@ class Model(FollowingModel):
         if task is not None and task["state"] not in FINAL and not started:
             was_pending = task["state"] == "pending"
             task["lease"] = max(task["lease"], self._from_eta(task) + lease)
+            task["copies"] = task["copies"] or copies
             if was_pending:
                 task["state"] = "available"
                 self._finalise(key, task_id, lease)

@@ -272,7 +272,9 @@ class SideBySide:
         waits_as: str,
     ) -> bool:
         if not delivery:
-            return self.model.renew_held(key, task_id, lease=lease, waits_as=waits_as)
+            return self.model.renew_held(
+                key, task_id, lease=lease, copies=copies, waits_as=waits_as
+            )
         return self.model.renew_running(
             key, task_id, delivery, lease=lease, run_lease=run_lease, copies=copies
         )

@@ -1,4 +1,4 @@
-"""What a lock takes in Redis, in bytes: counted, as ``used_memory`` tells it."""
+"""What a lock takes in Redis, in bytes: by ``used_memory``."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ LOCKS = 25_600
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[dict[str, Any]]:
+def figures() -> Iterator[dict[str, Any]]:
     with server() as own:
         store = open_store(own.url(), namespace="", timeout_s=60.0)
-        yield Bytes(own, store, LOCKS).told()
+        yield Bytes(own, store, LOCKS).figures()
         store.close()
 
 
-def test_a_waiting_lock_takes_little_more_than_a_bare_set(told):
-    assert told["times_bare"]["waiting"] <= 1.6
+def test_a_waiting_lock_takes_little_more_than_a_bare_set(figures):
+    assert figures["times_bare"]["waiting"] <= 1.6
 
 
 @pytest.mark.parametrize("kind", ["waiting, long task name", "waiting, with duplicates"])
-def test_it_takes_less_than_twice_that_with_a_long_name_and_with_duplicates(told, kind):
-    # Told over a tenth of the locks, where what else the server does with its memory shows.
-    assert told["times_bare"][kind] <= 1.95
+def test_it_takes_less_than_twice_that_with_a_long_name_and_with_duplicates(figures, kind):
+    # Averaged over a tenth of the locks, where what else the server does with its memory shows.
+    assert figures["times_bare"][kind] <= 1.95
 
 
 @pytest.mark.parametrize("make", [Bytes._waiting_long, Bytes._with_duplicates])

@@ -64,6 +64,7 @@ UNREADABLE: Mapping[str, Header] = {
     "ns is a number": changed(ns=1),
     "by is a list": changed(by=["w1", 1]),
     "outcome is a mapping": changed(outcome={}),
+    "copies is a number": changed(copies=1),
     "delivery is a number": changed(delivery=5),
     "token is a text": changed(token="first"),
     "token is below zero": changed(token=-1),

@@ -25,6 +25,7 @@ FULL = LockHeader(
     arguments="ace6b19d3cc7fc30ce0200abe9a38440",
     outcome="replaced",
     sent_by="w1-1",
+    copies=True,
     delivery="w1-2",
     token=4102444860124456,
     again=True,
@@ -43,6 +44,7 @@ ON_THE_WIRE = {
     "args": "ace6b19d3cc7fc30ce0200abe9a38440",
     "outcome": "replaced",
     "by": "w1-1",
+    "copies": True,
     "delivery": "w1-2",
     "token": 4102444860124456,
     "again": True,
@@ -95,8 +97,8 @@ def test_a_retry_carries_all_but_what_its_worker_had_added():
 
     published = header.as_published().as_message()
 
-    of_the_worker = ("delivery", "token", "again", "watched")
-    kept = {name: value for name, value in NEWER.items() if name not in of_the_worker}
+    of_this_message = ("copies", "delivery", "token", "again", "watched")
+    kept = {name: value for name, value in NEWER.items() if name not in of_this_message}
     assert published == {**kept, "by": "w1-2"}
 
 
@@ -162,6 +164,7 @@ def test_what_only_a_worker_adds_is_not_taken_from_a_producer():
         False,
         False,
     )
+    assert received.copies
 
 
 ANYTHING = st.recursive(

@@ -21,6 +21,7 @@ from celery_unique.operations.workers import (
     query_workers,
     store_marks_of_workers,
 )
+from celery_unique.publish.atomic import why_two_steps
 from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
 from celery_unique.stores.record import Record
 
@@ -80,6 +81,8 @@ def _examine_store(app_state: AppState, report: Report) -> tuple[StoreClock | No
     store = app_state.store
     report.facts["guarantee"] = store.guarantee
     report.facts["fingerprint"] = store.fingerprint()
+    why = why_two_steps(app_state.app, app_state.settings, store)
+    report.facts["publish"] = f"two steps: {why}" if why else "one act"
     report.facts["namespace"] = app_state.settings.namespace or "(none)"
     try:
         store.ping()

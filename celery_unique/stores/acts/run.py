@@ -94,6 +94,8 @@ def renew(record: Record, held: Held, now: int) -> int:
     if task is not None and not task.terminal and not has_started:
         pending = task.pending
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
+        if held.copies:
+            task.flag("m")
         if held.returned:
             task.held_until = 0
         if held.held_ms and not task.running:

@@ -29,6 +29,10 @@ from .scripts import Script
 BATCH = 500
 #: The position of the record's name in a command.
 RECORD = 3
+#: That of the queue, in a command that pushes a message.
+QUEUE = 7
+#: What a script puts in front of the server's error about the queue.
+QUEUE_REFUSED = "QUEUE "
 
 
 class Commands:
@@ -48,14 +52,19 @@ class Commands:
         """The server's time in milliseconds, from the reply to TIME."""
         return int(clock[0]) * 1000 + int(clock[1]) // 1000 + self.clock_offset_ms
 
-    def command(self, script: Script, key: str, *arguments: str | int) -> Command:
-        names = self._layout.names_of(key)
+    def command(
+        self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
+    ) -> Command:
+        names = (*self._layout.names_of(key), *more_keys)
         return ("EVALSHA", script.sha, len(names), *names, self.clock_offset_ms, *arguments)
 
     # -- scripts ---------------------------------------------------------------
 
-    def run(self, script: Script, key: str, *arguments: str | int) -> Any:
-        return self.check(self.run_all(script, [self.command(script, key, *arguments)]))[0]
+    def run(
+        self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
+    ) -> Any:
+        command = self.command(script, key, *arguments, more_keys=more_keys)
+        return self.check(self.run_all(script, [command]))[0]
 
     def run_all(
         self, script: Script, commands: Sequence[Command], resend: Resend | None = None
@@ -122,9 +131,7 @@ class Commands:
                 replies[n] = reply
         for n, reply in enumerate(replies):
             if isinstance(reply, ResponseError):
-                if not is_about_the_record(reply):
-                    raise self._connections.unavailable(reply) from reply
-                replies[n] = self.unreadable(commands[n][RECORD], reply)
+                replies[n] = self._error(commands[n], reply)
         return replies
 
     # -- plain commands --------------------------------------------------------
@@ -168,6 +175,15 @@ class Commands:
             if isinstance(reply, StoreUnavailable):
                 raise reply
         return replies
+
+    def _error(self, command: Command, reply: ResponseError) -> StoreUnavailable:
+        text = str(reply)
+        if text.startswith(QUEUE_REFUSED):
+            problem = f"refused to push to the queue {command[QUEUE]}: "
+            reply = ResponseError(problem + text.removeprefix(QUEUE_REFUSED))
+        elif is_about_the_record(reply):
+            return self.unreadable(command[RECORD], reply)
+        return self._connections.unavailable(reply)
 
     def unreadable(self, name: str, why: str | Exception) -> UnreadableRecord:
         """``name``: that of the record."""

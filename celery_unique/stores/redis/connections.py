@@ -219,7 +219,7 @@ def describe(error: Exception, timeout_s: float) -> str:
         return f"did not answer in time, {timeout_s:g} s ({settings})"
     text = str(reason).rstrip(".")
     if isinstance(reason, (ResponseError, AuthenticationError)):
-        return f"refused: {text}"
+        return text if text.startswith("refused ") else f"refused: {text}"
     return f"cannot be reached: {text}"
 
 

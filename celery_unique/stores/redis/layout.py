@@ -13,6 +13,9 @@ holds them, a field for each, and the key is in the bucket's sorted set ``...cu:
 
 Marks beyond the first 16 are in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
 While there are any, the record has a field ``m:`` without an id: until when, and how many.
+
+A call whose message was pushed by the store leaves a receipt, ``...cu:{<bucket>}r:<attempt>``, with
+the reply in its field ``reply``. It expires soon.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class Layout:
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
         self._marks_tail = f"}}m{place}:"
+        self._receipts_tail = f"}}r{place}:"
         #: The prefixes of the names in each bucket; the whole name of its due set.
         self._starts = [
             (
@@ -71,6 +75,9 @@ class Layout:
     def _names_of(self, key: str) -> Names:
         record, followers, due, marks = self._starts[bucket_of(key)]
         return Names(record + key, followers + key, due, marks + key)
+
+    def receipt_of(self, key: str, attempt: str) -> str:
+        return f"{self._head}{bucket_of(key)}{self._receipts_tail}{attempt}"
 
     def due_sets(self) -> list[str]:
         return [due for _, _, due, _ in self._starts]

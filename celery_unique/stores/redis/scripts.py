@@ -23,17 +23,25 @@ class Script:
 
 def load(name: str) -> Script:
     """The script, with ``lua/include/NAME.lua`` in place of each line ``-- @include NAME``."""
-    text = re.sub(
-        rb"(?m)^-- @include (\w+)\n",
-        lambda found: (_DIRECTORY / "include" / f"{found[1].decode()}.lua").read_bytes(),
-        (_DIRECTORY / f"{name}.lua").read_bytes(),
-    )
+    text = _with_includes((_DIRECTORY / f"{name}.lua").read_bytes())
     # Without comments and indentation: a script is sent whole where it is not known yet.
     body = re.sub(rb"(?m)^ *(--.*\n)?", b"", text)
     return Script(body, hashlib.sha1(body, usedforsecurity=False).hexdigest())
 
 
+def _with_includes(text: bytes) -> bytes:
+    return re.sub(
+        rb"(?m)^ *-- @include (\w+)\n",
+        lambda found: _with_includes(
+            (_DIRECTORY / "include" / f"{found[1].decode()}.lua").read_bytes()
+        ),
+        text,
+    )
+
+
 ACQUIRE = load("acquire")
+PUBLISH = load("publish")
+WITHDRAW = load("withdraw")
 CONFIRM = load("confirm")
 GIVE_BACK = load("give_back")
 HELP = load("help")
@@ -43,6 +51,7 @@ START = load("start")
 RENEW = load("renew")
 RETRY = load("retry")
 FINISH = load("finish")
+FINISH_WITH_RESULT = load("finish_with_result")
 SETTLE = load("settle")
 FORGET = load("forget")
 #: These access only the record of a key that has no followers; acquire, unless it adds one.

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from redis.exceptions import ResponseError
 
@@ -26,12 +26,14 @@ from celery_unique.stores.base import (
     Holder,
     Orphan,
     Promotion,
+    Push,
+    ResultWrite,
     Start,
     Started,
 )
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.diagnosis import Diagnosis
-from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
+from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record, attempt_mark
 from celery_unique.stores.record_followers import UNREADABLE, Follower
 
 from . import scripts
@@ -48,6 +50,19 @@ MOST_SEEN = 100_000
 #: Added to the estimate of the server's clock: ``due`` drops what is not due yet, and must not
 #: miss what is.
 CLOCK_MARGIN_MS = 1000
+#: How many time-outs the receipt of a push stays: a publish is repeated within one of them, and
+#: withdrawn soon after it.
+RECEIPT_TIMEOUTS = 10
+
+
+class Place(NamedTuple):
+    """A database of a server, and the user who is logged in to it."""
+
+    host: str
+    port: int
+    db: int
+    username: str
+    unix_path: str
 
 
 class RedisStore:
@@ -94,6 +109,21 @@ class RedisStore:
         servers = cls._read_url(url, ssl=ssl, **options)
         return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
 
+    @property
+    def address(self) -> Place | None:
+        """Where it connects to; None where that may change: then it pushes no messages."""
+        if not isinstance(self._connections, Connections):
+            return None
+        options = self._connections.address.options
+        path = str(options.get("path") or "")
+        return Place(
+            "" if path else str(options.get("host") or "localhost"),
+            0 if path else int(options.get("port") or 6379),
+            int(options.get("db") or 0),
+            str(options.get("username") or ""),
+            path,
+        )
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._connections.label}>"
 
@@ -121,6 +151,66 @@ class RedisStore:
         commands = [self._acquire_command(key, claim) for key, claim in claims]
         replies = self._commands.run_all(scripts.ACQUIRE, commands, _resend)
         return self._all_acquired(replies, claims)
+
+    def begin_publish(
+        self, pushes: Sequence[tuple[str, Claim, Push]]
+    ) -> Callable[[], list[Acquired | StoreUnavailable]]:
+        commands = [self._publish_command(*one) for one in pushes]
+        claims = [(key, claim) for key, claim, _ in pushes]
+        wait = self._commands.begin_all(scripts.PUBLISH, commands[:BATCH], _resend)
+
+        def receive() -> list[Acquired | StoreUnavailable]:
+            replies = wait()
+            for first in range(BATCH, len(commands), BATCH):
+                try:
+                    batch = commands[first : first + BATCH]
+                    replies += self._commands.run_all(scripts.PUBLISH, batch, _resend)
+                except StoreUnavailable as error:
+                    replies += [error] * len(batch)
+            return self._all_acquired(replies, claims)
+
+        return receive
+
+    def _publish_command(self, key: str, claim: Claim, push: Push) -> Command:
+        return self._commands.command(
+            scripts.PUBLISH,
+            key,
+            claim.task_id,
+            claim.task_name,
+            claim.states,
+            push.lease_ms,
+            claim.window_ms,
+            claim.delay_ms,
+            claim.keep,
+            claim.arguments,
+            claim.keep_ms,
+            claim.on_conflict,
+            claim.parent,
+            claim.max_wait_ms,
+            claim.join,
+            "c" if claim.canvas else "",
+            attempt_mark(claim.task_id, push.attempt),
+            int(self._connections.timeout_s * RECEIPT_TIMEOUTS * 1000),
+            push.head,
+            push.middle,
+            push.tail,
+            _flag(claim.again),  # the last one: see _resend
+            more_keys=(push.queue, self._layout.receipt_of(key, push.attempt)),
+        )
+
+    def probe(self, key: str, claim: Claim) -> Acquired | None:
+        command = (*self._acquire_command(key, claim)[:-1], "?")
+        [reply] = self._commands.run_all(scripts.ACQUIRE, [command])
+        return None if reply is None else self._acquired(key, reply, claim)
+
+    def withdraw(
+        self, key: str, task_id: str, attempt: str, mark_ms: int
+    ) -> Literal["withdrawn", "active"]:
+        arguments = (task_id, attempt_mark(task_id, attempt), mark_ms)
+        receipt = self._layout.receipt_of(key, attempt)
+        reply: Literal["withdrawn", "active"]
+        reply = self._commands.run(scripts.WITHDRAW, key, *arguments, more_keys=(receipt,)).decode()
+        return reply
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
         command = self._acquire_command(key, claim)
@@ -260,22 +350,19 @@ class RedisStore:
         self._commands.run(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        verdict, *facts = self._commands.run(
-            scripts.FINISH,
+        return _finished(self._commands.run(scripts.FINISH, key, *_finish_arguments(finish)))
+
+    def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
+        reply = self._commands.run(
+            scripts.FINISH_WITH_RESULT,
             key,
-            finish.task_id,
-            finish.delivery,
-            LETTER_OF[finish.state],
-            finish.retention_ms,
-            _flag(finish.settle_later),
-            finish.mark_ms,
-            finish.run_lease_ms,
-            finish.token or "",
-            _flag(finish.rejected),
+            *_finish_arguments(finish),
+            result.head,
+            result.tail,
+            result.expires_s,
+            more_keys=(result.key,),
         )
-        if verdict == b"not_yours":
-            return Finished("not_yours")
-        return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
+        return _finished(reply)
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         command = self._commands.command(
@@ -459,10 +546,35 @@ def _flag(value: bool) -> str:
     return "1" if value else ""
 
 
+_ADMITTING = frozenset(
+    name for script in (scripts.ACQUIRE, scripts.PUBLISH) for name in (script.sha, script.body)
+)
+
+
 def _resend(command: Command) -> Command:
-    """An acquire whose reply was lost may have run: it must not be its own duplicate."""
-    is_acquire = command[1] in (scripts.ACQUIRE.sha, scripts.ACQUIRE.body)
-    return (*command[:-1], "1") if is_acquire else command
+    """A call whose reply was lost may have been admitted: it must not be its own duplicate."""
+    return (*command[:-1], "1") if command[1] in _ADMITTING else command
+
+
+def _finish_arguments(finish: Finish) -> tuple[str | int, ...]:
+    return (
+        finish.task_id,
+        finish.delivery,
+        LETTER_OF[finish.state],
+        finish.retention_ms,
+        _flag(finish.settle_later),
+        finish.mark_ms,
+        finish.run_lease_ms,
+        finish.token or "",
+        _flag(finish.rejected),
+    )
+
+
+def _finished(reply: list[Any]) -> Finished:
+    verdict, *facts = reply
+    if verdict == b"not_yours":
+        return Finished("not_yours")
+    return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:

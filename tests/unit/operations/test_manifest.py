@@ -35,7 +35,11 @@ def test_it_has_the_form_of_the_specification():
             "unique_jobs": {
                 "strength": "strong",
                 "mechanism": "one Lua script for each act, run atomically by the Redis server",
-            }
+            },
+            "atomic_publish": {
+                "used": False,
+                "reason": "the broker is not Redis with kombu's own transport",
+            },
         },
     }
     assert json.loads(json.dumps(found)) == found

@@ -29,7 +29,7 @@ STATES = "pswrt"
 class Request:
     """As much of Celery's request as the gate uses."""
 
-    def __init__(self, worker: Worker, delivery_name: str, acks_late: bool) -> None:
+    def __init__(self, worker: Worker, delivery_name: str, acks_late: bool, copies: bool) -> None:
         self.id, self.name = "a", "shop.rebuild"
         self.task = SimpleNamespace(name=self.name, acks_late=acks_late, send_events=False)
         self.delivery_info: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class Request:
             chord=None, group=None, chain=None, callbacks=None, errbacks=None
         )
         self.acts: list[str] = []
-        header = LockHeader(self.id, KEY, delivery=delivery_name)
+        header = LockHeader(self.id, KEY, delivery=delivery_name, copies=copies)
         self.delivery = Delivery.received(worker.app_state, header, self)
         self.unique_delivery: Delivery | None = self.delivery
         self.delivery.received_by(worker.consumer)
@@ -71,8 +71,13 @@ class Worker:
             pool=None,
         )
 
-    def request(self, delivery_name: str = "here/1/boot/1", acks_late: bool = False) -> Request:
-        return Request(self, delivery_name, acks_late)
+    def request(
+        self,
+        delivery_name: str = "here/1/boot/1",
+        acks_late: bool = False,
+        copies: bool = False,
+    ) -> Request:
+        return Request(self, delivery_name, acks_late, copies)
 
     def recorded(self) -> list[State]:
         self.store.flush()
@@ -118,6 +123,23 @@ def test_a_message_whose_task_has_finished_is_acknowledged_and_dropped(worker):
 
     assert second.delivery.state is DeliveryState.DROPPED
     assert second.acts == ["acknowledge"]
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_copy_of_a_message_that_has_run_is_dropped(worker, acks_late):
+    """A publish without a reply was repeated: both messages may be in the queue."""
+    first = worker.request(acks_late=acks_late, copies=True)
+    second = worker.request("here/1/boot/2", acks_late=acks_late)
+    gate.let_through(first, first.delivery)
+    first.delivery.end_body(End.SUCCESS)
+    first.delivery.unsettled = True
+    first.delivery.settle_with(None)
+    worker.store.flush()
+
+    assert not gate.let_through(second, second.delivery)
+
+    assert LockHeader.from_message(first.request_dict[HEADER]).again
+    assert second.delivery.state is DeliveryState.DROPPED
 
 
 def test_a_superseded_message_is_announced_as_revoked(worker):

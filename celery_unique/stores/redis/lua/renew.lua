@@ -2,7 +2,7 @@
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id, 3 delivery, or "" when the message is only held,
---          4 lease, 5 delivery lease, 6 "1": the message may be redelivered while it runs,
+--          4 lease, 5 delivery lease, 6 "1": the message may exist twice,
 --          7 the delivery under which a message that is only held starts, 8 for how long the
 --          worker is believed alive with such a message or 0, 9 "1": it is in the broker again
 --          (times in ms)
@@ -41,6 +41,7 @@ if task and not ended and not has_started then
   local pending = task[STATE] == "p"
   if pending then task[STATE] = "w" end  -- a received message has been published
   task[LEASE] = math.max(task[LEASE], math.max(now, task[ETA]) + lease)
+  if copies and not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
   if returned then task[HELD] = 0 end
   if held > 0 and task[STATE] ~= "r" then task[HELD] = math.max(task[HELD], now + held) end
   write("t:" .. id, task)

@@ -19,12 +19,5 @@ if (mark_done or task[FLAGS]:find("m")) and not rejected then
   put_mark(id, {"done", now + mark_for})
 end
 local keep_until = task[WINDOW_ENDS] > 0 and task[WINDOW_ENDS] or now + retention
-if not task[KEEP]:find(state) or keep_until <= now then
-  write(field, nil)
-else
-  task[STATE], task[LEASE], task[DELIVERY_LEASE] = state, keep_until, 0
-  task[FLAGS] = task[FLAGS]:gsub("e", "") .. (rejected and "j" or "")
-  write(field, task)
-end
-set_due_time()
+-- @include conclude
 return 1

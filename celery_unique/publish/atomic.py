@@ -1,0 +1,312 @@
+"""Lock and message in one act, where the lock store is the broker's own Redis database.
+
+kombu builds a message and pushes it in ``Channel._put``. There the message is handed to the store
+instead: one act admits the call and pushes its message, or does neither. Celery does not notice:
+``_put`` returns, and the store's reply is read when Celery has returned from its publish, too. An
+exception would make kombu replace its connection to the broker.
+
+The header of the message says that it is such a call, and gets its values in ``_put``: a variable
+of the thread would have to be reset after the call, and a signal could arrive before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Callable
+from functools import cache
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from celery import signals
+from kombu.utils import json
+
+from celery_unique.config.settings import UniqueSettings
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.header import HEADER
+from celery_unique.stores.base import LONGEST_TEXT, Acquired, LockStore, Push
+from celery_unique.stores.bounded import BoundedDict
+
+from . import conflicts
+from .store_client import REMEMBERED, AcquireFailed, CallerStoreClient, Wait
+
+if TYPE_CHECKING:
+    from .request import PublishRequest
+
+logger = logging.getLogger("celery_unique")
+
+#: A call that is repeated this soon, as by a double click, mostly finds its key held.
+REPEATED_WITHIN_S = 1.0
+
+#: In place of the two values of a header that the store adds. Not to be found in any message: the
+#: text of a user may contain anything that is known in advance.
+_CREATED_AT = f"at-{secrets.token_hex(12)}"
+_OUTCOME = f"outcome-{secrets.token_hex(12)}"
+
+_dumps: Callable[[object], str] = json.dumps
+
+
+def why_two_steps(app: Any, settings: UniqueSettings, store: LockStore) -> str:
+    """Why no call of this app is published in one act; empty where calls are."""
+    if not settings.atomic_publish:
+        return "unique_atomic_publish is False"
+    if getattr(store, "address", None) is None:
+        return "the lock store is not a single Redis server"
+    connection = app.connection_for_write()
+    if not _is_redis(connection):
+        return "the broker is not Redis with kombu's own transport"
+    if not _is_at(connection, store):
+        return "the lock store is not the broker's server, database and user"
+    if app.conf.task_send_sent_event:
+        return "task_send_sent_event is on"
+    return ""
+
+
+def _is_redis(connection: Any) -> bool:
+    """Whether a connection of kombu uses its own transport for one Redis server."""
+    from kombu.transport.redis import Transport  # imports redis
+
+    return connection.get_transport_cls() is Transport
+
+
+def _is_at(connection: Any, store: LockStore) -> bool:
+    """Whether a connection of kombu leads to the server and database of the store, as its user."""
+    if getattr(connection, "credential_provider", None):
+        return False
+    host, port, path = connection.hostname or "localhost", connection.port or 6379, ""
+    database, username = connection.virtual_host, connection.userid or ""
+    if "://" in host:
+        parts = urlsplit(host)
+        query = dict(parse_qsl(parts.query))
+        host, port, path = "", 0, parts.path
+        database, username = query.get("virtual_host", ""), unquote(parts.username or "")
+    number = str(database or "").lstrip("/") or "0"
+    place = (host, int(port), int(number) if number.isdecimal() else -1, username, path)
+    return place == store.address  # type: ignore[attr-defined,no-any-return]
+
+
+def has_receivers() -> bool:
+    """Whether signals report each publish: they would report calls that are not published."""
+    return bool(
+        signals.before_task_publish.receivers
+        or signals.after_task_publish.receivers
+        or signals.task_sent.receivers
+    )
+
+
+class AtomicPublisher:
+    """Publishes the calls of one app in one act each."""
+
+    def __init__(self, client: CallerStoreClient, namespace: str, fingerprint: str) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.fingerprint = fingerprint
+        #: Keys that are probably taken, each with the time until which: a message that is built
+        #: for nothing costs more than a round trip.
+        self._taken_until: BoundedDict[str, float] = BoundedDict(REMEMBERED)
+        _wrap_put()
+
+    @classmethod
+    def of(
+        cls, app: Any, settings: UniqueSettings, client: CallerStoreClient
+    ) -> AtomicPublisher | None:
+        """None where no call of this app is published in one act."""
+        why = why_two_steps(app, settings, client.store)
+        if why:
+            logger.debug("publishing in two steps, acquire and publish: %s", why)
+            return None
+        logger.debug("publishing in one act: the lock store is the broker")
+        return cls(client, settings.namespace, client.store.fingerprint())
+
+    def publishes(self, request: PublishRequest) -> bool:
+        """Whether this call is published in one act."""
+        policy, options = request.policy, request.options
+        # The ETA of these depends on what they replace, and is part of the message.
+        if policy.max_wait is not None or policy.on_conflict == "replace_except_schedule":
+            return False
+        if request.run is not None or has_receivers():
+            return False
+        given = options.get("producer") or options.get("publisher")
+        connection = given.connection if given is not None else options.get("connection")
+        return connection is None or _is_redis(connection)
+
+    def publish(self, request: PublishRequest) -> tuple[Acquired | None, Any]:
+        """The store's reply, and Celery's result of a call that is published.
+
+        No reply: the message has not passed kombu's channel. Raises AcquireFailed.
+        """
+        if self._taken_until.get(request.key, 0.0) > monotonic():
+            conflict = self.client.probe(request)
+            if conflict is not None:
+                return conflict, None
+        header = AtomicHeader(self, request)
+        try:
+            result = request.send(request.task_id, header, None, in_trail=False)
+            acquired = header.receive()
+        except AcquireFailed:
+            raise
+        except BaseException:
+            header.withdraw()
+            raise
+        if acquired is not None and acquired.outcome == "created":
+            self.created(request, result, confirm=not header.is_pushed)
+        return acquired, result
+
+    def taken(self, key: str) -> None:
+        """A call found the key held: it probably still is at the next one."""
+        self._taken_until.remember(key, math.inf)
+
+    def created(self, request: PublishRequest, result: Any, *, confirm: bool = False) -> None:
+        """The message is in its queue. ``confirm``: kombu has pushed it, after the acquire."""
+        self._taken_until.remember(request.key, monotonic() + REPEATED_WITHIN_S)
+        if confirm:
+            self.client.confirm(request, request.task_id)
+        else:
+            self.client.published.remember(request.task_id, request.key)
+        if request.parent is not None and request.options.get("add_to_parent", True):
+            request.app_state.app.current_worker_task.add_trail(result)
+
+
+class AtomicHeader(dict[str, Any]):
+    """The header of a message that the store pushes if it admits the call: empty until then.
+
+    ``collect``: only note what is to be pushed, for a batch.
+    """
+
+    def __init__(
+        self, publisher: AtomicPublisher, request: PublishRequest, *, collect: bool = False
+    ) -> None:
+        super().__init__()
+        self._publisher = publisher
+        self._client = publisher.client
+        self._request = request
+        self._collect = collect
+        self._wait: Wait | None = None
+        self._failed: AcquireFailed | None = None
+        self.push: Push | None = None
+        self.acquired: Acquired | None = None
+
+    @property
+    def error(self) -> StoreUnavailable | None:
+        return self._failed.error if self._failed is not None else None
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether the store has been handed the message, and not kombu."""
+        return self.push is not None
+
+    def put(self, channel: Any, queue: str, message: dict[str, Any], options: Any) -> bool:
+        """Hand the message to the store. True: kombu is to push it.
+
+        Called once for each queue that the message is routed to, and again where kombu retries.
+        """
+        if self.push is None and self._failed is None and self.acquired is None:
+            try:
+                self.push = self._push(channel, queue, message, options)
+                if self.push is None:
+                    self.acquired = self._acquire()
+                elif not self._collect:
+                    self._wait = self._client.begin_publish(self._request, self.push)
+            except AcquireFailed as failed:
+                self._failed = failed
+        return self.push is None and self._is_admitted()
+
+    def _is_admitted(self) -> bool:
+        return self.acquired is not None and self.acquired.outcome == "created"
+
+    def _push(self, channel: Any, queue: str, message: dict[str, Any], options: Any) -> Push | None:
+        """None: acquire and publish are two steps. Decided before anything is sent."""
+        properties = message["properties"]
+        if properties["delivery_info"]["exchange"] or options.get("_publish_batch") is not None:
+            return None  # perhaps to several queues, or together with other messages
+        expires = getattr(channel, "_expires", None)  # since kombu 5.7
+        if (expires and queue in expires) or not self._is_at_the_store(channel):
+            return None
+        self._fill(_CREATED_AT, _OUTCOME)
+        head, _, rest = _dumps(message).partition(f'"{_CREATED_AT}"')
+        middle, _, tail = rest.partition(_OUTCOME)
+        if not tail or len(head) + len(tail) > LONGEST_TEXT:
+            return None
+        priority = channel._get_message_priority(message, reverse=False)
+        return Push(
+            queue=channel.global_keyprefix + channel._q_for_pri(queue, priority),
+            lease_ms=self._request.lease_ms,
+            attempt=properties["delivery_tag"],
+            head=head,
+            middle=middle,
+            tail=tail,
+        )
+
+    def _is_at_the_store(self, channel: Any) -> bool:
+        """Whether this channel, which may be that of a broker that kombu failed over to, leads to
+        the store."""
+        checked: tuple[LockStore, bool] | None = channel.__dict__.get(HEADER)
+        store = self._client.store
+        if checked is None or checked[0] is not store:
+            is_at = _is_redis(channel.connection.client) and _is_at(
+                channel.connection.client, store
+            )
+            checked = channel.__dict__[HEADER] = (store, is_at)
+        return checked[1]
+
+    def _acquire(self) -> Acquired:
+        """The first of two steps: the message is complete, and kombu pushes it if it may."""
+        acquired = self._client.acquire(self._request)
+        on_conflict, parent = self._request.policy.on_conflict, self._request.parent_id
+        facts = conflicts.admitted(self._request.key, acquired, on_conflict, parent)
+        self._fill(acquired.now, facts.outcome)
+        return acquired
+
+    def _fill(self, created_at: int | str, outcome: str) -> None:
+        publisher, request = self._publisher, self._request
+        header = request.header(
+            request.task_id, publisher.namespace, publisher.fingerprint, 1, outcome
+        )
+        self.clear()
+        self.update(header.as_message())
+        self["at"] = created_at
+
+    def receive(self) -> Acquired | None:
+        """The store's reply. None: the message was handed to neither."""
+        if self._failed is not None:
+            raise self._failed
+        if self._wait is not None:
+            self.acquired = self._client.receive(self._request, self._wait)
+        return self.acquired
+
+    def withdraw(self) -> None:
+        """The call is not made after all."""
+        if self._wait is not None:
+            self._client.withdraw_later(self._request)
+        elif self._is_admitted():
+            self._client.withdraw(self._request)
+
+    # Celery and tracing libraries copy the headers of a call.
+
+    def __copy__(self) -> AtomicHeader:
+        return self
+
+    def __deepcopy__(self, _: Any) -> AtomicHeader:
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+@cache
+def _wrap_put() -> None:
+    """Make kombu hand over the messages whose header says so. Once in a process: kombu makes new
+    channels, and revives old ones, at any time."""
+    from kombu.transport.redis import Channel
+
+    put: Any = Channel._put
+
+    def _put(channel: Any, queue: str, message: dict[str, Any], **options: Any) -> Any:
+        header = message.get("headers", {}).get(HEADER)
+        if isinstance(header, AtomicHeader) and not header.put(channel, queue, message, options):
+            return None
+        return put(channel, queue, message, **options)
+
+    Channel._put = _put  # type: ignore[assignment,method-assign]

@@ -1,0 +1,32 @@
+-- finish_with_result: the body has finished; write and announce its result in the same act.
+--
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks,
+--          5 the result, and the channel of its announcement
+-- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
+--          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
+--          delivery is believed alive while it completes followers, 9 token of the start that
+--          ends, or "" (times in ms), 10 "1" when the message was rejected: it may be redelivered,
+--          and is then to run, 11 the result up to the number of duplicates, 12 the rest, 13 when
+--          it expires, in seconds, or 0
+-- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
+--          {"not_yours"}
+local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
+local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
+local head, tail, expires_s = ARGV[11], ARGV[12], ARGV[13] + 0
+local result_key = KEYS[5]
+-- @include entries
+
+local function finish()
+  -- @include finished
+end
+local reply = finish()
+if reply.err then return reply end
+local result = head .. (reply[3] or 0) .. tail
+if expires_s > 0 then
+  redis.call("SETEX", result_key, expires_s, result)
+else
+  redis.call("SET", result_key, result)
+end
+redis.call("PUBLISH", result_key, result)
+return reply

@@ -1,0 +1,100 @@
+-- publish: admit a call and push its message, or return the task that blocks it. The task is recorded
+-- as available, as by acquire and confirm. A message that the server refuses to push changes nothing.
+--
+-- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks,
+--          5 the queue, 6 the receipt of the attempt
+-- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 lease, from
+--          the ETA where there is one, 6 window or 0, 7 time to the ETA or 0, 8 letters of the final
+--          states to keep, 9 arguments, 10 how long from its creation an ended task is kept or 0 for
+--          the window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
+--          postpone or 0, 14 its message if it would follow the task that blocks it, or "",
+--          15 "c" when a canvas waits for the id, or "", 16 name of the attempt's mark, 17 how long
+--          the receipt stays, 18 the message up to the time of its creation, 19 from there to its
+--          outcome, 20 the rest, 21 "1" when the same attempt is repeated (times in ms)
+-- Returns  as acquire; QUEUE and the server's error: the message was refused; WITHDRAWN: the attempt was
+--          withdrawn before
+local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
+local lease, window, delay = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
+local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
+local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, ARGV[14]
+local in_canvas, attempt, receipt_for = ARGV[15], ARGV[16], ARGV[17] + 0
+local head, middle, tail, again = ARGV[18], ARGV[19], ARGV[20], ARGV[21] == "1"
+local queue, receipt = KEYS[5], KEYS[6]
+if kept == 0 then kept = window end
+-- @include entries
+
+-- The message is pushed before the first write, so a refusal leaves nothing to undo.
+local function push(outcome)
+  local pushed = redis.pcall("LPUSH", queue, head .. now .. middle .. outcome .. tail)
+  if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
+  return nil
+end
+local function put_receipt(reply)
+  redis.call("HSET", receipt, "reply", reply)
+  redis.call("PEXPIREAT", receipt, now - offset + receipt_for)
+end
+if again then
+  local reply = redis.call("HGET", receipt, "reply")
+  if reply then return cjson.decode(reply) end
+end
+
+-- Fast path: nothing is stored under the key, as for nearly every new call.
+if #stored == 0 then
+  local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
+  local refused, deadline = push(""), math.max(now, eta) + lease
+  if refused then return refused end
+  local task
+  if ends == 0 and eta == 0 and keep == "" and arguments == "" and in_canvas == "" then
+    task = '[1,"w",' .. now .. "," .. lease .. "]"
+  else
+    task = packed({1, "w", now, deadline, name, ends, eta, keep, 0, 0, "", 0, "", in_canvas, "",
+      "", arguments, 0}, name)
+  end
+  redis.call("HSET", key, "n", name, "t:" .. id, task)
+  expire_at(deadline)
+  if eta == 0 then
+    put_receipt(now)
+    return now
+  end
+  put_receipt(cjson.encode({now, eta, ""}))
+  return {now, eta, ""}
+end
+
+-- @include single_task
+-- @include plain_duplicate
+-- Full path.
+-- @include record
+joins = message ~= ""
+-- @include follower_groups
+if mark_of(attempt) then return redis.error_reply("WITHDRAWN the call was withdrawn") end
+
+-- Push the message of the task and record that.
+local function published(task, reply)
+  local replaces = type(reply) == "table" and #reply > 3
+  local refused = push(task[AFTER] ~= "" and "rerun" or replaces and "replaced" or "")
+  if refused then return refused end
+  task[STATE], task[LEASE] = "w", math.max(now, task[ETA]) + lease
+  write("t:" .. id, task)
+  drop_mark(id)
+  finalise(id, now + lease)
+  stop_following(id)
+  set_due_time()
+  put_receipt(type(reply) == "table" and cjson.encode(reply) or reply)
+  return reply
+end
+local function readmit(own, created)
+  if own[STATE] ~= "p" then
+    -- There is no receipt: it is the task of another attempt, on which this call depends, too.
+    own[DUPLICATES] = own[DUPLICATES] + 1
+    write("t:" .. id, own)
+    return created()
+  end
+  -- It was acquired in two steps or promoted, so its message may have been published too.
+  if not own[FLAGS]:find("m") then own[FLAGS] = own[FLAGS] .. "m" end
+  return published(own, created())
+end
+-- @include admission
+record["t:" .. id] = {1, "w", now, 0, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
+  after and after:sub(3) or "", arguments, since}
+for _, field in ipairs(waiting) do record[field][BY] = id end
+return published(record["t:" .. id], created())
