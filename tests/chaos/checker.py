@@ -67,13 +67,14 @@ class Checker:
         """kombu takes a message out of Redis before it notes that it has it: a worker that dies
         or is cut off in between loses it, whoever published it."""
         story = self.story
-        if story.settings["broker"] != "redis":
+        if story.settings["broker"] == "rabbitmq":
             return None
         for put_at, how in self._put_into_redis(task_id):
             for fault in story.faults:
-                hit = fault.kind == "worker killed" or (
-                    fault.link == "broker" and fault.target != "producers"
-                )
+                restarted = fault.kind == "store restarted" and story.has_one_server
+                hit = restarted or fault.kind == "worker killed"
+                if fault.link in ("broker", "both") and fault.target != "producers":
+                    hit = True
                 if hit and fault.touches(put_at - 0.5, put_at + 1.5):
                     return "lost by broker", f"{how}, received by nobody ({fault})"
         return None

@@ -45,7 +45,7 @@ class Reasons:
                 return True
             if fault.target != run.worker:
                 return False
-            return fault.kind == "worker stopped" or fault.link == "store"
+            return fault.kind == "worker stopped" or fault.link in ("store", "both")
 
         since = self._story.received(run)
         return self.find(since, until, stopped_renewing, "its lease could not be renewed")
@@ -58,7 +58,7 @@ class Reasons:
         def no_store(fault: Fault) -> bool:
             if fault.kind in ("store restarted", "machine stalled"):
                 return True
-            return fault.target == run.worker and fault.link == "store"
+            return fault.target == run.worker and fault.link in ("store", "both")
 
         since = self._story.received(run) - AFTERMATH_S
         return self.find(since, run.start, no_store, "the gate could not ask the store")
@@ -89,7 +89,7 @@ class Reasons:
             if before.pid in fault.pids or fault.kind == "store restarted":
                 return True
             return fault.target == before.worker and (
-                fault.link == "store" or fault.kind == "worker stopped"
+                fault.link in ("store", "both") or fault.kind == "worker stopped"
             )
 
         return self.find(ended - 1, ended + 0.3, kept_from_telling, "the store not told of a retry")
@@ -126,7 +126,9 @@ class Reasons:
         """Why there may be two messages: a publisher that lost its connection sends again."""
 
         def lost_connection(fault: Fault) -> bool:
-            return fault.link == "broker" and fault.target in publishers
+            if fault.kind == "store restarted":
+                return self._story.has_one_server
+            return fault.link in ("broker", "both") and fault.target in publishers
 
         for event in self._story.of_id("published", task_id):
             publishers = {"producers" if event["role"].startswith("p") else event["role"]}
@@ -149,7 +151,7 @@ class Reasons:
             def no_store(fault: Fault) -> bool:
                 if fault.kind == "store restarted":
                     return True
-                return fault.link == "store" and fault.target == "producers"
+                return fault.link in ("store", "both") and fault.target == "producers"
 
             reason = self.find(event["t"] - grace, event["t"] + 1, no_store, "not confirmed")
             if reason:

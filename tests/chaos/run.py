@@ -20,7 +20,7 @@ from tests.chaos.journal import read
 from tests.chaos.report import Report
 from tests.chaos.stage import Plan, Stage
 
-BROKERS = ("redis", "rabbitmq")
+BROKERS = ("redis", "one redis", "rabbitmq")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seed {seed}, logs in {directory}", flush=True)
     passed = True
     for broker in brokers:
-        place = directory / broker
+        place = directory / broker.replace(" ", "-")
         place.mkdir(parents=True)
         plan = Plan(broker=broker, seed=seed, broken=options.broken)
         report = run(plan, place, options.minutes * 60 / len(brokers), options.episode)

@@ -38,7 +38,7 @@ SHUTDOWN_S = 30.0
 class Plan:
     """What is started, and how short its leases are."""
 
-    broker: str  # redis or rabbitmq
+    broker: str  # redis, rabbitmq, or one redis: a server for the messages and the locks
     seed: int
     run_lease: float = 3.0
     queue_lease: float = 20.0
@@ -73,7 +73,7 @@ class Stage:
         self.rabbitmq = RabbitMQServer() if plan.broker == "rabbitmq" else None
         self.workers: dict[str, Worker] = {}
         self.producers: dict[str, LocalProcess] = {}
-        #: (who, "store" or "broker") -> what stands between them.
+        #: (who, "store", "broker" or "both") -> what stands between them.
         self.proxies: dict[tuple[str, str], TcpProxy] = {}
         self._producers_started = 0
         self._workers_started = 0
@@ -96,6 +96,9 @@ class Stage:
         for server in servers:
             self._open.enter_context(server)
         for who in (*WORKERS, "producers"):
+            if self._has_one_server:  # at one address, so that lock and message can be one act
+                self.proxies[who, "both"] = self._open.enter_context(TcpProxy(self.store.port))
+                continue
             for link, port in (("store", self.store.port), ("broker", self._broker_port)):
                 self.proxies[who, link] = self._open.enter_context(TcpProxy(port))
         self._open.callback(self._kill_all)
@@ -129,11 +132,20 @@ class Stage:
     # -- addresses -------------------------------------------------------------
 
     @property
+    def _has_one_server(self) -> bool:
+        return self.plan.broker == "one redis"
+
+    def _proxy(self, who: str, link: str) -> TcpProxy:
+        return self.proxies[who, "both" if self._has_one_server else link]
+
+    @property
     def _broker_port(self) -> int:
         return self.rabbitmq.port if self.rabbitmq else self.backend.port
 
     @property
     def _broker_url(self) -> str:
+        if self._has_one_server:
+            return self.store.url
         return self.rabbitmq.url if self.rabbitmq else self.backend.url_of(1)
 
     def _environment(self, role: str, who: str, **more: Any) -> dict[str, str]:
@@ -142,8 +154,8 @@ class Stage:
             "role": role,
             "runner": os.getpid(),
             "journal": str(self.directory),
-            "broker": self.proxies[who, "broker"].url_of(self._broker_url),
-            "store": self.proxies[who, "store"].url_of(self.store.url),
+            "broker": self._proxy(who, "broker").url_of(self._broker_url),
+            "store": self._proxy(who, "store").url_of(self.store.url),
             "backend": self.backend.url_of(2),
             **more,
         }
@@ -213,7 +225,8 @@ class Stage:
         """How many messages the broker has, delivered and unacknowledged ones included."""
         if self.rabbitmq is not None:
             return self._rabbitmq_messages(self.rabbitmq)
-        with self.backend.client(1) as client:
+        server, database = (self.store, 0) if self._has_one_server else (self.backend, 1)
+        with server.client(database) as client:
             # Each priority has a list of its own, named after the queue.
             names = client.keys(f"{QUEUE}*")
             queued = sum(client.llen(name) for name in names if client.type(name) == b"list")

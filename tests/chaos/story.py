@@ -87,6 +87,7 @@ class Story:
             self.by_what[event["what"]].append(event)
         self.settings: Event = self.by_what["settings"][0]
         self.run_lease: float = self.settings["run_lease"]
+        self.has_one_server = self.settings["broker"] == "one redis"
         self.faults = [_fault(event) for event in self.by_what["fault"]]
         self.calls = self._calls()
         self.runs = self._runs()

@@ -23,7 +23,7 @@ LATE = "tests.chaos.app.late"
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["redis", "one redis", "rabbitmq"])
 def test_nothing_is_lost_doubled_or_stuck_under_faults(broker, tmp_path):
     plan = Plan(broker=broker, seed=time.time_ns() % 10_000)
 
