@@ -1,8 +1,8 @@
 """``make bench``: measure, print tables and goals, and write them as JSON.
 
-make bench                             everything, a quarter of an hour at most
+make bench                             everything, about a quarter of an hour
 make bench ARGS="--only key,new"       parts of it
-make bench ARGS="--quick"              smaller numbers, in about a minute
+make bench ARGS="--quick"              smaller numbers, about two minutes
 make bench ARGS="--check"              exit code 1 if a goal is missed
 """
 
@@ -43,13 +43,13 @@ PARTS: dict[str, Callable[[Stage], dict[str, Any]]] = {
     "new": calls.new,
     "duplicate": calls.duplicate,
     "worker": running.run,
-    "commands": storage.commands,
     "memory": storage.memory,
     "server": server_cost.run,
     "renewal": storage.renewal,
     "growth": growth.run,
     "growth_sql": growth_sql.run,
     "many": calls.many,
+    "rabbitmq": calls.rabbitmq,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a call takes: new ones, duplicates, and thousands together."""
+"""What a call takes: new ones, duplicates, thousands together, and with RabbitMQ as the broker."""
 
 from __future__ import annotations
 
@@ -9,32 +9,48 @@ from typing import Any
 from celery import group
 
 import celery_unique
-from benchmarks.contenders import OURS, PLAIN, Contender
-from benchmarks.measuring import Samples, interleaved, median, progress, summary
+from benchmarks import contenders
+from benchmarks.contenders import (
+    OURS,
+    OURS_CACHED,
+    PLAIN,
+    PLAIN_CACHED,
+    RIVALS,
+    Contender,
+    base_of,
+)
+from benchmarks.measuring import (
+    Samples,
+    estimate,
+    has_all_rounds,
+    interleaved,
+    median,
+    progress,
+    ratio_of_rounds,
+    summary,
+)
 from benchmarks.stage import FLOOR, Stage, store_of
+from tests.support import RabbitMQServer, ServerNotInstalled
 
-#: A call that is not published is cheaper than one that is: told beside the goal, no part of it.
+#: A call that is not published is cheaper than one that is: shown beside the goal, no part of it.
 HALF_DUPLICATES = f"{OURS}: apply_many, half duplicates"
 
-#: No further round of many calls is begun after this.
+#: No further round of many calls begins after this.
 LONGEST_S = 120.0
 
 
 def new(stage: Stage) -> dict[str, Any]:
     """A call whose key is free, and a bare ``SET NX``."""
-    acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
-    for name, one in stage.all.items():
-        acts[name] = lambda _, one=one: one.call(next(stage.numbers))
-    samples = interleaved(stage.sizes.rounds, acts)
+    samples = interleaved(stage.sizes.rounds, _new_calls(stage, stage.all))
     stage.forget_messages()
-    return _with_added(samples)
+    return _compared(samples)
 
 
 def duplicate(stage: Stage) -> dict[str, Any]:
     """A call whose key is held by a task that waits."""
     acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
     for name, one in stage.all.items():
-        if name == PLAIN:
+        if name in (PLAIN, PLAIN_CACHED):
             continue
         held = next(stage.numbers)
         one.call(held)
@@ -42,25 +58,48 @@ def duplicate(stage: Stage) -> dict[str, Any]:
     store_of(stage.ours).flush()
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
-    return _told(samples)
+    figures = _summaries(samples)
+    for name, each in figures.items():
+        if has_all_rounds(samples, name):
+            each["floors"] = ratio_of_rounds(samples[name], samples[FLOOR]).as_json()
+    _add_best_rival(figures, samples, lambda medians, name: medians[name], "of_best_rival")
+    return figures
+
+
+def rabbitmq(stage: Stage) -> dict[str, Any]:
+    """A new call where RabbitMQ is the broker, and Redis has the locks and the results."""
+    try:
+        with RabbitMQServer() as broker:
+            urls = {name: broker.fresh_url() for name in (PLAIN, OURS)}
+            store = stage.redis.url()
+            made = {name: contenders.make(name, url, store) for name, url in urls.items()}
+            samples = interleaved(stage.sizes.rounds, _new_calls(stage, made))
+            for one in made.values():
+                one.app.close()
+    except ServerNotInstalled as error:
+        progress(f"RabbitMQ is left out: {error}")
+        stage.missing.append("RabbitMQ")
+        return {}
+    return _compared(samples)
 
 
 def many(stage: Stage) -> dict[str, Any]:
-    """As many calls together, told per call: a loop, a group, and ``apply_many``, which is
-    also given calls of which half are duplicates."""
+    """As many calls together, per call: a loop, a group, and ``apply_many``, which is also
+    measured with calls of which half are duplicates."""
     ways: dict[str, Callable[[int], Any]] = {}
-    for name in (PLAIN, OURS):
-        one = stage.all[name]
-        ways[f"{name}: loop"] = lambda _, one=one: [
+    for name in (PLAIN, OURS, PLAIN_CACHED):
+        ways[f"{name}: loop"] = lambda _, one=stage.all[name]: [
             signature.apply_async() for signature in _signatures(stage, one)
         ]
-        ways[f"{name}: group"] = lambda _, one=one: group(_signatures(stage, one)).apply_async()
-    apply_many = getattr(celery_unique, "apply_many", None)
-    if apply_many is None:
-        progress("this version has no celery_unique.apply_many: it is left out")
-    else:
-        ways[f"{OURS}: apply_many"] = lambda _: apply_many(_signatures(stage, stage.ours))
-        ways[HALF_DUPLICATES] = lambda _: apply_many(_half_duplicates(stage, stage.ours))
+    for name in (PLAIN, OURS):
+        ways[f"{name}: group"] = lambda _, one=stage.all[name]: group(
+            _signatures(stage, one)
+        ).apply_async()
+    for name in (OURS, OURS_CACHED):
+        ways[f"{name}: apply_many"] = lambda _, one=stage.all[name]: celery_unique.apply_many(
+            _signatures(stage, one)
+        )
+    ways[HALF_DUPLICATES] = lambda _: celery_unique.apply_many(_half_duplicates(stage, stage.ours))
     samples: Samples = {name: [] for name in ways}
     ends = time.monotonic() + LONGEST_S
     for number in range(stage.sizes.many_rounds):
@@ -70,11 +109,27 @@ def many(stage: Stage) -> dict[str, Any]:
         stage.forget_messages()
         if time.monotonic() > ends:
             break  # on a machine that is busy with other things
-    told = _told(samples)
-    for name, figures in told.items():
-        plain = samples[f"{PLAIN}: group" if name.endswith("group") else f"{PLAIN}: loop"]
-        figures["added_us"] = round(median(samples[name]) - median(plain), 2)
-    return {"members": stage.sizes.many, "has_apply_many": apply_many is not None, "ways": told}
+    figures = _summaries(samples)
+    for name, each in figures.items():
+        base = _base_of_way(name)
+        each["times_plain"] = ratio_of_rounds(samples[name], samples[base]).as_json()
+        each["added_us"] = round(median(samples[name]) - median(samples[base]), 2)
+    return {"members": stage.sizes.many, "ways": figures}
+
+
+def _base_of_way(way: str) -> str:
+    """The plain calls that are compared with it: a group with a group, all others with a loop."""
+    name, _, how = way.partition(": ")
+    return f"{base_of(name)}: {'group' if how == 'group' else 'loop'}"
+
+
+def _new_calls(
+    stage: Stage, all_of_them: Mapping[str, Contender]
+) -> dict[str, Callable[[int], Any]]:
+    acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
+    for name, one in all_of_them.items():
+        acts[name] = lambda _, one=one: one.call(next(stage.numbers))
+    return acts
 
 
 def _signatures(stage: Stage, one: Contender) -> list[Any]:
@@ -88,14 +143,41 @@ def _half_duplicates(stage: Stage, one: Contender) -> list[Any]:
     return [one.task.s(number, True, tag="nightly") for number in [*numbers, *numbers]]
 
 
-def _told(samples: Samples) -> dict[str, Any]:
+def _summaries(samples: Samples) -> dict[str, Any]:
     return {name: summary(times) for name, times in samples.items()}
 
 
-def _with_added(samples: Mapping[str, list[float]]) -> dict[str, Any]:
-    told = _told(dict(samples))
-    plain = median(samples[PLAIN])
-    for name, figures in told.items():
-        if name not in (PLAIN, FLOOR):
-            figures["added_us"] = round(median(samples[name]) - plain, 2)
-    return told
+def _compared(samples: Samples) -> dict[str, Any]:
+    """The figures of new calls, with what each takes of plain Celery's time and in addition."""
+
+    def added(medians: Mapping[str, float], name: str) -> float:
+        return medians[name] - medians[base_of(name)]
+
+    figures = _summaries(samples)
+    for name, each in figures.items():
+        if name == FLOOR or not has_all_rounds(samples, name):
+            continue
+        each["times_plain"] = ratio_of_rounds(samples[name], samples[base_of(name)]).as_json()
+        if name == base_of(name):
+            continue
+        each["added_us"] = round(median(samples[name]) - median(samples[base_of(name)]), 2)
+        each["added_floors"] = estimate(
+            samples, lambda medians, name=name: added(medians, name) / medians[FLOOR]
+        ).as_json()
+    _add_best_rival(figures, samples, added, "added_of_best_rival")
+    return figures
+
+
+def _add_best_rival(
+    figures: dict[str, Any],
+    samples: Samples,
+    of: Callable[[Mapping[str, float], str], float],
+    field: str,
+) -> None:
+    """What ours takes of that of the best rival, if any is installed."""
+    rivals = [name for name in RIVALS if has_all_rounds(samples, name)]
+    if rivals:
+        figures[OURS][field] = estimate(
+            samples,
+            lambda medians: of(medians, OURS) / min(of(medians, name) for name in rivals),
+        ).as_json()

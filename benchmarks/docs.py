@@ -1,7 +1,7 @@
 """``make bench-docs``: put the figures of the latest run into the documentation.
 
-Every figure of ``docs/explanation/performance.md`` stands between two marks and comes from the
-JSON of a run, so that none is typed by hand and none is forgotten.
+Every figure of ``docs/explanation/performance.md`` and of the README is between two marks and comes
+from the JSON of a run, so that none is typed manually and none is forgotten.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from benchmarks.plot import svg
 REPOSITORY = Path(__file__).resolve().parents[1]
 LATEST = REPOSITORY / "benchmarks" / "results" / "latest.json"
 PAGE = REPOSITORY / "docs" / "explanation" / "performance.md"
+README = REPOSITORY / "README.md"
 PICTURE = PAGE.with_suffix(".svg")
 
-#: Stands where the page shows a part that the latest run has not measured.
+#: Shown where the page has a part that the latest run has not measured.
 NOT_MEASURED = "Not measured in the latest run."
 
 _MARKED = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
@@ -28,7 +29,11 @@ _MARKED = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 def filled(page: str, document: dict[str, Any]) -> str:
     """The page with the figures of this run."""
-    texts = {**report.sections(document), **sizing.sections(document)}
+    texts = {
+        **report.sections(document),
+        **sizing.sections(document),
+        "headline": report.headline(document),
+    }
 
     def figures(found: re.Match[str]) -> str:
         return f"{found[1]}{texts.get(found[2], NOT_MEASURED)}\n{found[3]}"
@@ -44,9 +49,10 @@ def main() -> int:
     if missing:
         print(f"{LATEST} lacks {', '.join(missing)}: run make bench without --only")
         return 1
-    PAGE.write_text(filled(PAGE.read_text(), document))
+    for page in (PAGE, README):
+        page.write_text(filled(page.read_text(), document))
     PICTURE.write_text(svg(document["results"]))
-    print(f"{PAGE}\n{PICTURE}")
+    print(f"{PAGE}\n{README}\n{PICTURE}")
     return 0
 
 

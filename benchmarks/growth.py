@@ -20,7 +20,7 @@ from benchmarks.measuring import Act, interleaved, median, progress, ratio_of_ro
 from benchmarks.running import READY_S, until_ready
 from benchmarks.servers import Server, server, workers
 from benchmarks.sizes import Sizes
-from benchmarks.stage import Stage, store_of
+from benchmarks.stage import Stage, forget_messages, store_of
 from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES
 from celery_unique.keys.digest import key_of
 from celery_unique.stores.base import Claim, Finish, Held, Start
@@ -58,7 +58,9 @@ class Filled:
     locks: int
     one: Contender
     store: Any
-    url: str
+    #: Where its messages are. The locks are there too, unless ``url`` is that of another store.
+    broker: Server
+    url: str = ""
     #: What acts leave to a thread or to the server is done before the next ones are timed.
     after_act: Callable[[], Any] = lambda: None
     before_round: Callable[[], Any] = lambda: None
@@ -68,7 +70,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Kind:
-    """An act that is timed. Of one that does many things at once the time is told for each."""
+    """An act that is timed. Of one that does many things at once it is the time of each."""
 
     make: Callable[[Stage, Filled], Act]
     calls: Callable[[Sizes], int] = lambda sizes: sizes.growth_calls  # in a round
@@ -95,17 +97,17 @@ def together(sizes: Sizes, kinds: Kinds) -> dict[str, int]:
 
 def figures(stage: Stage, filled: Sequence[Filled], kinds: Kinds) -> dict[str, Any]:
     """Each kind of act on all of these stores in turns; the first of them holds no locks."""
-    told = {}
+    found = {}
     for name, kind in kinds.items():
         progress(f"{name}, as locks grow")
         try:
             acts = {str(one.locks): kind.make(stage, one) for one in filled}
-            told[name] = _grown(stage, filled, kind, acts)
+            found[name] = _grown(stage, filled, kind, acts)
         finally:
             for one in filled:
                 one.meanwhile.close()
-        stage.forget_messages()
-    return told
+                forget_messages(one.one, one.broker)
+    return found
 
 
 def _grown(
@@ -138,17 +140,17 @@ def _grown(
 
 def _filled(stage: Stage, stack: ExitStack, count: int) -> Filled:
     own = stack.enter_context(server())
-    one = contenders.make(OURS, stage.broker.url(), own.url())
+    one = contenders.make(OURS, own.url())
     store = store_of(one)
     stack.callback(store.close)
     if count:
         progress(f"a server with {count:,} locks")
         _fill(own, one, store, count)
-    return Filled(count, one, store, own.url())
+    return Filled(count, one, store, own)
 
 
 def _fill(own: Server, one: Contender, store: Any, count: int) -> None:
-    with redis.Redis.from_url(own.url(one.lock_db)) as client:
+    with redis.Redis.from_url(own.url(one.database)) as client:
         copied = _copied(client, store)
         script = client.register_script(FILL)
         for first in range(1, count + 1, CHUNK):
@@ -258,8 +260,10 @@ def _due(stage: Stage, filled: Filled) -> Act:
 
 
 def _call_to_result(stage: Stage, filled: Filled) -> Act:
-    """With a worker and a broker of its own: those of one broker would share its queue."""
-    broker = filled.meanwhile.enter_context(server()).url()
+    """With a worker of its own, and where the locks are elsewhere with a broker of its own: those
+    of one broker would share its queue."""
+    own = filled.meanwhile.enter_context(server()) if filled.url else filled.broker
+    broker = own.url()
     running = filled.meanwhile.enter_context(workers([OURS], broker, filled.url))
     # An app of its own: Celery keeps a subscription for every result of the kinds before.
     one = contenders.make(OURS, broker, filled.url)

@@ -1,6 +1,6 @@
 """As locks grow, in SQL databases: what ``growth`` measures on Redis, and what workers do besides.
 
-A confirmation is a statement of its own there, which a thread carries out after the call, so the
+A confirmation is a statement of its own there, which a thread executes after the call, so the
 call is measured with and without it.
 """
 
@@ -24,7 +24,7 @@ from tests.support import ServerNotInstalled
 SWEPT, LEFT = 3, 5_000
 
 
-#: A batch there is as many statements: so many times smaller ones tell the same, and sooner.
+#: A batch there is as many statements: so many times smaller ones show the same, and sooner.
 SMALLER = 10
 
 
@@ -32,17 +32,17 @@ def run(stage: Stage) -> dict[str, Any]:
     many, held = stage.sizes.growth_many, stage.sizes.growth_held
     smaller = {"growth_many": max(5, many // SMALLER), "growth_held": max(5, held // SMALLER)}
     stage = replace(stage, sizes=replace(stage.sizes, **smaller))
-    told = {}
+    stores = {}
     for name in DATABASES:
         try:
-            told[name] = _on(stage, name)
+            stores[name] = _on(stage, name)
         except ServerNotInstalled as error:
             progress(f"{name} is left out: {error}")
             stage.missing.append(name)
     return {
         "locks": list(stage.sizes.growth_sql),
         "together": together(stage.sizes, SQL_KINDS),
-        "stores": told,
+        "stores": stores,
     }
 
 
@@ -54,14 +54,15 @@ def _on(stage: Stage, name: str) -> dict[str, Any]:
 
 def _filled(stage: Stage, stack: ExitStack, name: str, count: int) -> Filled:
     url = stack.enter_context(DATABASES[name]())
-    one = contenders.make(OURS, stage.broker.url(), url)
+    one = contenders.make(OURS, stage.redis.url(), url)
     store = store_of(one)
     stack.callback(store.close)
     store.create_tables()
     if count:
         progress(f"{name} with {count:,} locks")
         sql_rows.fill(store, count)
-    return Filled(count, one, store, url, store.flush, partial(sql_rows.catch_up, store))
+    catch_up = partial(sql_rows.catch_up, store)
+    return Filled(count, one, store, stage.redis, url, store.flush, catch_up)
 
 
 # -- what is measured besides ----------------------------------------------------------------

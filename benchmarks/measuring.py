@@ -1,4 +1,4 @@
-"""Rounds in which all contenders take turns, and what is told of their times."""
+"""Rounds in which all contenders take turns, and the figures computed from their times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Samples in microseconds, by contender.
+#: One figure of each round by contender, mostly microseconds.
 Samples = dict[str, list[float]]
 Act = Callable[[int], Any]
+#: Computes a figure of a whole run from the medians of its contenders.
+Statistic = Callable[[Mapping[str, float]], float]
 
-#: A contender whose first call takes longer than this is asked only a few times more.
+#: A contender of which no call takes less than this makes only a few. The first one also connects.
 SLOW_US = 100_000.0
-SLOW_ROUNDS = 4
+SLOW_ROUNDS = 2
 RESAMPLED = 1000
 
 
@@ -33,23 +35,27 @@ def interleaved(
 ) -> Samples:
     """The times of each act, one of each in every round, in a new order each time.
 
-    An act is given a number that it has not had before. What it returns is let go of after
-    the clock was read, and ``between`` is called before the next one.
+    The argument of an act is a number that it has not had before. Its return value is deleted
+    after the clock was read, and ``between`` is called before the next one.
     """
     samples: Samples = {name: [] for name in acts}
-    order = list(acts)
-    shuffle = random.Random(7).shuffle
-    for number in range(-warm_up, rounds):
-        shuffle(order)
+    fastest = dict.fromkeys(acts, float("inf"))
+    for number, order in enumerate(shuffled(rounds + warm_up, list(acts)), -warm_up):
         for name in order:
-            slow = samples[name] and samples[name][0] > SLOW_US
-            if slow and len(samples[name]) >= SLOW_ROUNDS:
+            if fastest[name] > SLOW_US and len(samples[name]) >= SLOW_ROUNDS:
                 continue
             took = timed(acts[name], number)
             between()
-            if number >= 0 or took > SLOW_US:
+            fastest[name] = min(fastest[name], took)
+            if number >= 0:
                 samples[name].append(took)
     return samples
+
+
+def shuffled(rounds: int, names: Sequence[str]) -> list[list[str]]:
+    """The order of each round."""
+    chance = random.Random(7)
+    return [chance.sample(names, len(names)) for _ in range(rounds)]
 
 
 def timed(act: Act, number: int) -> float:
@@ -58,6 +64,11 @@ def timed(act: Act, number: int) -> float:
     took = (time.perf_counter() - began) * 1e6
     del kept
     return took
+
+
+def has_all_rounds(samples: Mapping[str, Sequence[float]], name: str) -> bool:
+    """Whether it was not so slow that it was left out of some rounds."""
+    return len(samples.get(name, ())) == max(map(len, samples.values()))
 
 
 def median(values: Sequence[float]) -> float:
@@ -70,7 +81,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """What the JSON says of one contender, in microseconds."""
+    """The figures of one contender in the JSON, in microseconds."""
     return {
         "median_us": round(median(values), 2),
         "p10_us": round(quantile(values, 0.10), 2),
@@ -81,7 +92,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of medians with the interval in which it lies with 95 % confidence."""
+    """A figure with the interval in which it lies with 95 % confidence."""
 
     value: float
     low: float
@@ -93,6 +104,26 @@ class Ratio:
             "low": round(self.low, 3),
             "high": round(self.high, 3),
         }
+
+
+def estimate(samples: Mapping[str, Sequence[float]], statistic: Statistic) -> Ratio:
+    """A statistic of the medians, and its interval by a bootstrap over the rounds.
+
+    A round is drawn with the samples of all contenders, so that what affected all of them in
+    that round cancels out. Contenders with fewer rounds than the others are not in it.
+    """
+    rounds = max(map(len, samples.values()))
+    whole = {name: values for name, values in samples.items() if has_all_rounds(samples, name)}
+    chance = random.Random(7)
+    again = []
+    for _ in range(RESAMPLED):
+        drawn = chance.choices(range(rounds), k=rounds)
+        again.append(
+            statistic({name: median([values[n] for n in drawn]) for name, values in whole.items()})
+        )
+    again.sort()
+    value = statistic({name: median(values) for name, values in whole.items()})
+    return Ratio(value, again[int(RESAMPLED * 0.025)], again[int(RESAMPLED * 0.975)])
 
 
 def ratio_of_rounds(over: Sequence[float], under: Sequence[float]) -> Ratio:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.contenders import PLAIN
-from benchmarks.stage import FLOOR
+from benchmarks.contenders import CACHED, OURS, OURS_CACHED, PLAIN, PLAIN_CACHED
+from benchmarks.running import RESULTS
+from benchmarks.server_cost import NEW, beyond_plain
 
 Row = Sequence[str]
 
@@ -34,60 +35,126 @@ def us(value: float | None) -> str:
 def sections(document: dict[str, Any]) -> dict[str, str]:
     """Name of the part -> its table."""
     results = document["results"]
-    found = {name: make(results[name]) for name, make in _PARTS.items() if name in results}
+    found = {name: make(results[name]) for name, make in _PARTS.items() if results.get(name)}
+    if "worker" in results:
+        found["call_to_result"] = _call_to_result(results["worker"])
+        found["throughput"] = _throughput(results["worker"])
+    if {"new", "many", "worker"} <= results.keys():
+        found["cached"] = _cached(results)
     found["goals"] = _goals(document["goals"])
     found["machine"] = _machine(document)
     return found
 
 
+def times(figures: dict[str, Any], field: str = "times_plain") -> tuple[str, str]:
+    """A ratio and its interval, empty where it was not computed."""
+    found = figures.get(field)
+    if not found:
+        return "", ""
+    return f"{found['ratio']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}"
+
+
+def headline(document: dict[str, Any]) -> str:
+    """One sentence for the README. It claims no round trip to be saved that was not counted."""
+    results = document["results"]
+    ratio = results["new"][OURS]["times_plain"]["ratio"]
+    extra = beyond_plain(results["server"], NEW, "commands")
+    trips = "no round trip" if extra <= 0 else "one round trip"
+    page = "[performance](docs/explanation/performance.md)"
+    claim = f"A new call makes {trips} beyond plain Celery's publish"
+    return f"{claim}: {ratio:.2f} x plain (`make bench`, {page})."
+
+
 def _new(new: dict[str, Any]) -> str:
-    floor = new[FLOOR]["median_us"]
+    return _new_calls("new call", new, [name for name in new if name not in CACHED])
+
+
+def _rabbitmq(new: dict[str, Any]) -> str:
+    return _new_calls("new call, RabbitMQ is the broker", new, list(new))
+
+
+def _new_calls(title: str, new: dict[str, Any], names: list[str]) -> str:
     rows = []
-    for name, figures in new.items():
-        added = figures.get("added_us")
-        in_floors = "" if added is None else f"{added / floor:.2f}"
-        fastest = us(figures["p10_us"])
-        rows.append((name, us(figures["median_us"]), us(added), in_floors, fastest))
-    head = ("new call", "median us", "added us", "added, in floors", "fastest tenth, us")
-    return table(head, rows)
+    for name in names:
+        each = new[name]
+        floors, _ = times(each, "added_floors")
+        cells = (us(each["median_us"]), *times(each), us(each.get("added_us")), floors)
+        rows.append((name, *cells, us(each["p10_us"])))
+    head = ("median us", "of plain", "95 % interval", "added us", "added, in floors")
+    return table((title, *head, "fastest tenth, us"), rows)
 
 
 def _duplicate(again: dict[str, Any]) -> str:
-    floor = again[FLOOR]["median_us"]
     rows = [
-        (
-            name,
-            us(figures["median_us"]),
-            f"{figures['median_us'] / floor:,.2f}",
-            us(figures["p10_us"]),
-        )
-        for name, figures in again.items()
+        (name, us(each["median_us"]), *times(each, "floors"), us(each["p10_us"]))
+        for name, each in again.items()
+        if name not in CACHED
     ]
-    return table(("duplicate call", "median us", "in floors", "fastest tenth, us"), rows)
+    head = ("duplicate call", "median us", "in floors", "95 % interval", "fastest tenth, us")
+    return table(head, rows)
 
 
 def _many(many: dict[str, Any]) -> str:
     rows = [
-        (name, us(figures["median_us"]), us(figures["added_us"]))
-        for name, figures in many["ways"].items()
+        (name, us(each["median_us"]), *times(each), us(each["added_us"]))
+        for name, each in many["ways"].items()
+        if name.partition(": ")[0] not in CACHED
     ]
-    return table((f"{many['members']:,} calls together", "us a call", "added us a call"), rows)
+    head = (f"{many['members']:,} calls together", "us a call", "of plain", "95 % interval")
+    return table((*head, "added us a call"), rows)
 
 
-def _worker(worker: dict[str, Any]) -> str:
-    rates = worker["throughput"]
-    plain = rates[PLAIN]["median_per_s"]
+def _call_to_result(worker: dict[str, Any]) -> str:
+    rows = []
+    for concurrency, parts in worker.items():
+        for name, each in parts["call_to_result"].items():
+            if name not in CACHED:
+                cells = (us(each["median_us"]), *times(each), us(each["p10_us"]))
+                rows.append((name, concurrency, *cells))
+    head = ("no-op task, call to result", "pool", "median us", "of plain", "95 % interval")
+    return table((*head, "fastest tenth, us"), rows)
+
+
+def _throughput(worker: dict[str, Any]) -> str:
+    rows = []
+    for concurrency, parts in worker.items():
+        for kind in RESULTS:
+            for name, each in parts[kind].items():
+                if name not in CACHED:
+                    rows.append((f"{name}, {kind}", concurrency, *_rate_cells(each)))
+    head = ("no-op task", "pool", "tasks a second", "lowest to highest", "of plain")
+    return table((*head, "95 % interval", "processor us a task", "of plain"), rows)
+
+
+def _rate_cells(each: dict[str, Any]) -> Row:
+    return (
+        f"{each['median_per_s']:,.0f}",
+        f"{each['lowest_per_s']:,.0f} to {each['highest_per_s']:,.0f}",
+        *times(each),
+        us(each["processor_us"]),
+        times(each, "processor_times_plain")[0],
+    )
+
+
+def _cached(results: dict[str, Any]) -> str:
+    """Both on a kombu that keeps its Redis clients, for every figure that is a ratio to plain."""
+    loop, many = f"{PLAIN_CACHED}: loop", f"{OURS_CACHED}: apply_many"
+    ways = results["many"]["ways"]
+    found = [
+        ("new call, us", *(results["new"][name] for name in CACHED), "median_us"),
+        ("call in apply_many, plain in a loop, us", ways[loop], ways[many], "median_us"),
+    ]
+    for concurrency, parts in results["worker"].items():
+        kinds = {"call_to_result": ("call to result, us", "median_us")}
+        kinds |= {kind: (f"tasks a second, {kind}", "median_per_s") for kind in RESULTS}
+        for part, (text, field) in kinds.items():
+            plain, ours = (parts[part][name] for name in CACHED)
+            found.append((f"{text}, pool of {concurrency}", plain, ours, field))
     rows = [
-        (
-            name,
-            us(figures["median_us"]),
-            f"{figures['times_plain']:.2f}",
-            f"{rates[name]['median_per_s']:,.0f}",
-            f"{rates[name]['median_per_s'] / plain:.2f}",
-        )
-        for name, figures in worker["call_to_result"].items()
+        (text, us(plain[field]), us(ours[field]), *times(ours))
+        for text, plain, ours, field in found
     ]
-    head = ("no-op task", "call to result, us", "of plain", "tasks a second", "of plain")
+    head = ("kombu keeps its client", PLAIN, OURS, "of plain", "95 % interval")
     return table(head, rows)
 
 
@@ -105,11 +172,6 @@ def _key(key: dict[str, Any]) -> str:
     return table(("key of", "bytes as JSON", "key, us", "json.dumps, us", "ratio"), rows)
 
 
-def _commands(commands: dict[str, Any]) -> str:
-    rows = [(name, str(each["new"]), str(each["duplicate"])) for name, each in commands.items()]
-    return table(("commands to the lock server", "new call", "duplicate"), rows)
-
-
 def _memory(memory: dict[str, Any]) -> str:
     times = memory["times_bare"]
     rows = [
@@ -122,11 +184,23 @@ def _memory(memory: dict[str, Any]) -> str:
 
 
 def _server(server: dict[str, Any]) -> str:
-    rows = [
-        (name, us(cost["server_cpu_us"]), f"{cost['bytes_in']:,.0f}", f"{cost['bytes_out']:,.0f}")
-        for name, cost in [*server["acts"].items(), ("a task's whole life", server["life"])]
-    ]
-    return table(("on the lock server", "processor us", "bytes in", "bytes out"), rows)
+    rows = []
+    for name, each in server.items():
+        rows.append(
+            (
+                name,
+                f"{each['commands']:.0f}",
+                us(each["script_us"]),
+                us(each["set_us"]),
+                *times(each, "times_set_nx"),
+                us(each["server_cpu_us"]),
+                f"{each['bytes_in']:,.0f}",
+                f"{each['bytes_out']:,.0f}",
+            )
+        )
+    head = ("on the Redis server", "commands", "scripts, us", "SET NX, us")
+    head = (*head, "of SET NX", "95 % interval")
+    return table((*head, "processor us", "bytes in", "bytes out"), rows)
 
 
 def _renewal(renewal: dict[str, Any]) -> str:
@@ -161,8 +235,8 @@ def _growth_sql(growth: dict[str, Any]) -> str:
     """A row for each act: one for each number of locks would be three times as many."""
     none, *more = growth["locks"]
     rows = []
-    for name, told in growth["stores"].items():
-        for kind, sizes in told["figures"].items():
+    for name, store in growth["stores"].items():
+        for kind, sizes in store["figures"].items():
             cells = [f"{name}: {_act(growth, kind)}", us(sizes[str(none)]["median_us"])]
             for locks in more:
                 each = sizes[str(locks)]
@@ -178,10 +252,13 @@ def _growth_sql(growth: dict[str, Any]) -> str:
 def _goals(goals: list[dict[str, Any]]) -> str:
     rows = []
     for goal in goals:
-        measured = "" if goal["measured"] is None else f"{goal['measured']:.2f} {goal['unit']}"
-        limit = f"{goal['limit']:.2f} {goal['unit']}"
-        rows.append((goal["goal"], limit, measured, goal["verdict"]))
-    return table(("goal", "at most", "measured", "verdict"), rows)
+        unit = f" {goal['unit']}".rstrip()
+        measured = "" if goal["measured"] is None else f"{goal['measured']:.2f}{unit}"
+        limit = f"{'>=' if goal['at_least'] else '<='} {goal['limit']:.2f}{unit}"
+        ends = goal["interval"]
+        interval = f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else ""
+        rows.append((goal["goal"], limit, measured, interval, goal["verdict"]))
+    return table(("goal", "limit", "measured", "95 % interval", "verdict"), rows)
 
 
 def _machine(document: dict[str, Any]) -> str:
@@ -216,9 +293,8 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "new": _new,
     "duplicate": _duplicate,
     "many": _many,
-    "worker": _worker,
+    "rabbitmq": _rabbitmq,
     "key": _key,
-    "commands": _commands,
     "memory": _memory,
     "server": _server,
     "renewal": _renewal,
@@ -226,4 +302,4 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "growth_sql": _growth_sql,
 }
 #: Every section that a full run has.
-NAMES = frozenset({*_PARTS, "goals", "machine"})
+NAMES = frozenset({*_PARTS, "call_to_result", "throughput", "cached", "goals", "machine"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,28 +10,50 @@ from typing import Any
 
 import redis
 
-from benchmarks.contenders import PLAIN, Contender
-from benchmarks.measuring import interleaved, median, progress, summary
+from benchmarks.contenders import OURS, RIVALS, Contender, base_of
+from benchmarks.measuring import (
+    Samples,
+    estimate,
+    has_all_rounds,
+    interleaved,
+    median,
+    progress,
+    ratio_of_rounds,
+    shuffled,
+    summary,
+)
 from benchmarks.servers import Workers, wait_for, workers
-from benchmarks.stage import Stage
+from benchmarks.stage import Stage, held_queue
 
-#: How long one contender may work on one queue.
-LONGEST_S = 15.0
+#: Processes in the pool of a worker.
+CONCURRENCIES = (1, 4)
+#: Kind of task -> whether its result is ignored.
+RESULTS = {"with results": False, "results ignored": True}
+#: How long one contender may work on one queue, and how few tasks a second are not measured twice.
+LONGEST_S = 3.0
+SLOW_PER_S = 20.0
 READY_S = 180.0
+#: The system counts processor time in these.
+CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def run(stage: Stage) -> dict[str, Any]:
+    return {str(concurrency): _with_pool_of(stage, concurrency) for concurrency in CONCURRENCIES}
+
+
+def _with_pool_of(stage: Stage, concurrency: int) -> dict[str, Any]:
     stage.forget_messages()
     # Apps of their own: Celery keeps a subscription for every result of the parts before.
     stage = replace(stage, all=stage.made_anew())
-    with workers(list(stage.all), stage.broker.url(), stage.locks.url()) as running:
+    with workers(list(stage.all), stage.redis.url(), concurrency=concurrency) as running:
         for one in stage.all.values():
             until_ready(stage, one, running)
-        told = {"call_to_result": _call_to_result(stage)}
-        progress("tasks a second")
-        told["throughput"] = _throughput(stage)
+        figures: dict[str, Any] = {"call_to_result": _call_to_result(stage)}
+        rates = _throughput(stage, running, concurrency)
     stage.forget_messages()
-    return told
+    for one in stage.all.values():
+        one.app.close()
+    return {**figures, **rates}
 
 
 def until_ready(stage: Stage, one: Contender, running: Workers) -> None:
@@ -38,38 +61,72 @@ def until_ready(stage: Stage, one: Contender, running: Workers) -> None:
     try:
         one.call(next(stage.numbers)).get(timeout=READY_S)
     except Exception as error:
-        raise RuntimeError(f"{one.name}: no result ({error!r})\n{running.said()}") from error
+        raise RuntimeError(f"{one.name}: no result ({error!r})\n{running.log_tail()}") from error
 
 
 def _call_to_result(stage: Stage) -> dict[str, Any]:
+    progress("from a call to its result")
     acts: dict[str, Callable[[int], Any]] = {}
     for name, one in stage.all.items():
         acts[name] = lambda _, one=one: one.call(next(stage.numbers)).get(timeout=READY_S)
     samples = interleaved(stage.sizes.results, acts)
-    told: dict[str, Any] = {name: summary(times) for name, times in samples.items()}
-    for name, times in samples.items():
-        told[name]["times_plain"] = round(median(times) / median(samples[PLAIN]), 3)
-    return told
+    figures: dict[str, Any] = {name: summary(times) for name, times in samples.items()}
+    whole = {name: times for name, times in samples.items() if has_all_rounds(samples, name)}
+    for name, times in whole.items():
+        figures[name]["times_plain"] = ratio_of_rounds(times, whole[base_of(name)]).as_json()
+    rivals = [name for name in RIVALS if name in whole]
+    if rivals:
+        figures[OURS]["of_best_rival"] = estimate(
+            whole, lambda medians: medians[OURS] / min(medians[name] for name in rivals)
+        ).as_json()
+    return figures
 
 
-def _throughput(stage: Stage) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {name: [] for name in stage.all}
-    for _ in range(stage.sizes.queue_rounds):
-        for name, one in stage.all.items():
-            rates[name].append(_rate(stage, one))
-    return {
-        name: {"median_per_s": round(median(found), 1), "samples": len(found)}
-        for name, found in rates.items()
-    }
+def _throughput(stage: Stage, running: Workers, concurrency: int) -> dict[str, Any]:
+    """Each contender works on a queue of each kind of task in every round."""
+    rates: dict[str, Samples] = {kind: {name: [] for name in stage.all} for kind in RESULTS}
+    processor: dict[str, Samples] = {kind: {name: [] for name in stage.all} for kind in RESULTS}
+    for number, order in enumerate(shuffled(stage.sizes.queue_rounds, list(stage.all)), 1):
+        progress(f"tasks a second, {concurrency} in the pool, round {number}")
+        for name in order:
+            for kind, ignore_result in RESULTS.items():
+                found = rates[kind][name]
+                if found and found[0] < SLOW_PER_S:
+                    continue
+                used = running.processor_s(name)
+                rate, tasks = _rate(stage, stage.all[name], ignore_result)
+                found.append(rate)
+                used = running.processor_s(name) - used
+                processor[kind][name].append(max(used, CLOCK_TICK_S) * 1e6 / max(1, tasks))
+    return {kind: _rates(rates[kind], processor[kind]) for kind in RESULTS}
 
 
-def _rate(stage: Stage, one: Contender) -> float:
-    """Tasks a second of a queue that is complete before the worker sees its first message."""
-    client = redis.Redis.from_url(stage.broker.url(one.broker_db))
-    hold, live = f"hold-{one.broker_db}", one.app.conf.task_default_queue
+def _rates(rates: Samples, processor: Samples) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, found in rates.items():
+        figures[name] = {
+            "median_per_s": round(median(found), 1),
+            "lowest_per_s": round(min(found), 1),
+            "highest_per_s": round(max(found), 1),
+            "processor_us": round(median(processor[name]), 1),
+            "samples": len(found),
+        }
+        plain = base_of(name)
+        if len(found) == len(rates[plain]):
+            figures[name]["times_plain"] = ratio_of_rounds(found, rates[plain]).as_json()
+            each = ratio_of_rounds(processor[name], processor[plain])
+            figures[name]["processor_times_plain"] = each.as_json()
+    return figures
+
+
+def _rate(stage: Stage, one: Contender, ignore_result: bool) -> tuple[float, int]:
+    """Tasks a second of a queue that is complete before the worker receives its first message,
+    and how many they were."""
+    client = redis.Redis.from_url(stage.redis.url(one.database))
+    hold, live = held_queue(one), one.app.conf.task_default_queue
     count = stage.sizes.queued
     for _ in range(count):
-        one.task.apply_async((next(stage.numbers), True), queue=hold, ignore_result=True)
+        one.call(next(stage.numbers), queue=hold, ignore_result=ignore_result)
 
     def left() -> int:
         return int(client.llen(live)) + int(client.hlen("unacked"))
@@ -82,4 +139,4 @@ def _rate(stage: Stage, one: Contender) -> float:
     client.delete(live)
     wait_for(lambda: left() == 0, f"the end of the tasks of {one.name}", READY_S)
     client.close()
-    return rate
+    return rate, count - remaining

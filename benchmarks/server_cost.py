@@ -1,87 +1,167 @@
-"""What each act costs the lock server: processor time and bytes on the wire."""
+"""What each act costs the Redis server: processor time, commands and bytes on the wire.
+
+The server is the broker, the result backend and the lock store of a contender, as it is by default.
+"""
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.contenders import TASK
-from benchmarks.measuring import progress
-from benchmarks.servers import Server, server
-from benchmarks.stage import Stage
-from benchmarks.storage import GRACE_MS, QUEUE_MS, RUN_MS, STATES, server_cpu
-from celery_unique.keys.digest import key_of
-from celery_unique.stores import open_store
-from celery_unique.stores.base import Claim, Finish, Start
-from celery_unique.stores.record import State
+from benchmarks.contenders import OURS, PLAIN, Contender
+from benchmarks.measuring import Samples, median, progress, ratio_of_rounds, shuffled
+from benchmarks.running import READY_S, until_ready
+from benchmarks.servers import Server, server, workers
+from benchmarks.stage import FLOOR, Stage, forget_messages, store_of
 
-Act = Callable[[str, str], Any]
+#: Commands of a connection that is being opened, and those that only a script's first use needs.
+OPENING = frozenset({"HELLO", "AUTH", "SELECT", "CLIENT", "ECHO", "SCRIPT", "FUNCTION", "INFO"})
+#: As INFO names them: what scripts do is part of the command that called them.
+SCRIPTS = ("evalsha", "eval", "fcall")
+#: Acts between two readings of the server's counters.
+TOGETHER = 25
+
+NEW, DUPLICATE, LIFE = "new call", "duplicate call", "whole life"
 
 
 def run(stage: Stage) -> dict[str, Any]:
-    """One act at a time on one connection, as callers and workers send them."""
-    count = max(50, stage.sizes.locks // 20)
+    """New calls, duplicates and whole lives of ours and of plain Celery on one server, in turns
+    with a bare ``SET NX``. A whole life is a call, its task in a worker, and reading its result."""
     with server() as own:
-        store = open_store(own.url(), namespace="", timeout_s=120.0)
-        acts = _acts(store)
-        _warm_up(store, acts)
-        pairs = [(key_of(str(n)), str(uuid.uuid4())) for n in range(count)]
-        told = {}
-        for name, act in acts.items():
-            progress(f"{count:,} times: {name}")
-            told[name] = _cost(own, store, act, pairs)
-        store.close()
-    life = ("acquire", "confirm", "start", "finish")
+        stage = replace(stage, redis=own, all={n: stage.all[n] for n in (PLAIN, OURS)})
+        stage = replace(stage, all=stage.made_anew())
+        try:
+            return _measured(stage)
+        finally:
+            for one in stage.all.values():
+                one.app.close()
+
+
+def _measured(stage: Stage) -> dict[str, Any]:
+    ours, plain = stage.ours, stage.all[PLAIN]
+    progress("Redis, new calls and duplicates")
+    held, floor = next(stage.numbers), stage.floor()
+    ours.call(held)
+    calls = {
+        FLOOR: floor,
+        f"{NEW}, {PLAIN}": _new(stage, plain),
+        f"{NEW}, {OURS}": _new(stage, ours),
+        f"{DUPLICATE}, {OURS}": lambda _: ours.call(held),
+    }
+    rounds = _rounds(stage, calls)
+    commands = {name: _commands(stage.redis, act) for name, act in calls.items()}
+    for one in (ours, plain):
+        forget_messages(one, stage.redis)
+    progress("Redis, whole lives")
+    with workers([PLAIN, OURS], stage.redis.url()) as running:
+        for one in (plain, ours):
+            until_ready(stage, one, running)
+        lives = {
+            f"{LIFE}, {PLAIN}": _life(stage, plain),
+            f"{LIFE}, {OURS}": _life(stage, ours),
+        }
+        rounds |= _rounds(stage, lives)
+        commands |= {name: _commands(stage.redis, act) for name, act in lives.items()}
+    return _figures(rounds, commands)
+
+
+def beyond_plain(server_figures: dict[str, Any], act: str, field: str) -> float:
+    """What ours takes in addition to plain Celery. A plain duplicate is no act of Celery."""
+    ours = server_figures[f"{act}, {OURS}"][field]
+    return float(ours - server_figures.get(f"{act}, {PLAIN}", {}).get(field, 0.0))
+
+
+def _new(stage: Stage, one: Contender) -> Callable[[int], Any]:
+    return lambda _: one.call(next(stage.numbers))
+
+
+def _life(stage: Stage, one: Contender) -> Callable[[int], Any]:
+    return lambda _: one.call(next(stage.numbers)).get(timeout=READY_S)
+
+
+def _rounds(stage: Stage, acts: dict[str, Callable[[int], Any]]) -> dict[str, Samples]:
+    """For each act the counters of the server, per act, one figure of each round."""
+    set_nx = stage.floor()
+    found: dict[str, Samples] = {name: {} for name in acts}
+    for number, order in enumerate(shuffled(stage.sizes.server_rounds + 1, list(acts))):
+        for name in order:
+            act = acts[name]
+            alone = _counted(stage, act)
+            # A SET NX that follows another is several times as fast as one after other commands.
+            beside = _counted(stage, lambda n, act=act: (act(n), set_nx(n)))
+            for field in ("script_us", "set_us"):
+                alone[field] = beside[field]
+            if number:  # the first round connects, and has the server cache the scripts
+                for field, value in alone.items():
+                    found[name].setdefault(field, []).append(value)
+    return found
+
+
+def _counted(stage: Stage, act: Callable[[int], Any]) -> dict[str, float]:
+    flush = store_of(stage.ours).flush
+    flush()
+    before = _counters(stage.redis)
+    kept = [act(number) for number in range(TOGETHER)]
+    flush()
+    after = _counters(stage.redis)
+    del kept
+    return {field: (after[field] - before[field]) / TOGETHER for field in before}
+
+
+def _counters(own: Server) -> dict[str, float]:
+    stats, cpu = own.client.info("stats"), own.client.info("cpu")
+    commands = own.client.info("commandstats")
+
+    def spent(*names: str) -> float:
+        return float(sum(commands.get(f"cmdstat_{name}", {}).get("usec", 0) for name in names))
+
     return {
-        "acts": told,
-        "life": {
-            field: round(sum(told[name][field] for name in life), 2)
-            for field in ("server_cpu_us", "bytes_in", "bytes_out")
-        },
+        "script_us": spent(*SCRIPTS),
+        "set_us": spent("set"),
+        "server_cpu_us": 1e6 * (float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])),
+        "bytes_in": float(stats["total_net_input_bytes"]),
+        "bytes_out": float(stats["total_net_output_bytes"]),
     }
 
 
-def _warm_up(store: Any, acts: dict[str, Act]) -> None:
-    """Connected, and every script is known: a server is sent each of them whole only once."""
-    key, task_id = key_of("warm"), str(uuid.uuid4())
-    for act in acts.values():
-        act(key, task_id)
-        store.flush()
+def _commands(own: Server, act: Callable[[int], Any]) -> float:
+    """Commands that clients send for one act, without those inside scripts: the median of some,
+    since a worker also has commands that belong to no task."""
+    seen: list[list[str]] = [[]]
+    listening, mark = threading.Event(), f"next {uuid.uuid4()}"
+
+    def listen() -> None:
+        with own.client.monitor() as monitor:
+            listening.set()
+            for line in monitor.listen():
+                if mark in line["command"]:
+                    if len(seen) > TOGETHER:
+                        return
+                    seen.append([])
+                elif line["client_type"] != "lua":
+                    seen[-1].append(line["command"].split(" ", 1)[0].upper())
+
+    act(0)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    listening.wait(10)
+    for number in range(TOGETHER + 1):
+        own.client.echo(mark)
+        act(number)
+    own.client.echo(mark)
+    thread.join(10)
+    return median([sum(name not in OPENING for name in names) for names in seen[2:]])
 
 
-def _acts(store: Any) -> dict[str, Act]:
-    def claim(task_id: str) -> Claim:
-        return Claim(task_id, TASK, STATES, GRACE_MS)
-
-    def delivery(task_id: str) -> str:
-        return f"celery@worker1.example.org/12345/18769a7b3f2d1c00/{task_id[:6]}"
-
-    return {
-        "acquire": lambda key, task_id: store.acquire(key, claim(task_id)),
-        "confirm": lambda key, task_id: store.confirm(key, task_id, QUEUE_MS),
-        "duplicate": lambda key, task_id: store.acquire(key, claim(f"another {task_id[:8]}")),
-        "start": lambda key, task_id: store.start(
-            key, Start(task_id, delivery(task_id), TASK, RUN_MS, RUN_MS, QUEUE_MS)
-        ),
-        "finish": lambda key, task_id: store.finish(
-            key, Finish(task_id, delivery(task_id), State.COMPLETED, QUEUE_MS, QUEUE_MS)
-        ),
-    }
-
-
-def _cost(own: Server, store: Any, act: Act, pairs: list[tuple[str, str]]) -> dict[str, float]:
-    cpu, before = server_cpu(own), own.client.info("stats")
-    for key, task_id in pairs:
-        act(key, task_id)
-    store.flush()
-    cpu, after = server_cpu(own) - cpu, own.client.info("stats")
-
-    def each(field: str) -> float:
-        return round((after[field] - before[field]) / len(pairs), 1)
-
-    return {
-        "server_cpu_us": round(cpu / len(pairs) * 1e6, 2),
-        "bytes_in": each("total_net_input_bytes"),
-        "bytes_out": each("total_net_output_bytes"),
-    }
+def _figures(rounds: dict[str, Samples], commands: dict[str, float]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, samples in rounds.items():
+        figures[name] = {field: round(median(values), 2) for field, values in samples.items()}
+        figures[name]["commands"] = commands[name]
+        if name.endswith(OURS):
+            compared = ratio_of_rounds(samples["script_us"], samples["set_us"])
+            figures[name]["times_set_nx"] = compared.as_json()
+    return figures

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -74,25 +75,28 @@ def server() -> Iterator[Server]:
 
 
 class Workers:
-    """One worker process for each contender, with one process in its pool."""
+    """One worker process for each contender."""
 
-    def __init__(self, contenders: Sequence[str], broker: str, locks: str) -> None:
+    def __init__(
+        self, contenders: Sequence[str], broker: str, store: str, concurrency: int
+    ) -> None:
         self._directory = tempfile.mkdtemp(prefix="celery-unique-bench-")
         self._log = (Path(self._directory) / "workers.log").open("w+b")
-        self._processes = [self._start(name, broker, locks) for name in contenders]
+        self._urls = {"BENCH_BROKER": broker, "BENCH_STORE": store}
+        self._processes = {name: self._start(name, concurrency) for name in contenders}
 
-    def _start(self, name: str, broker: str, locks: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, concurrency: int) -> subprocess.Popen[bytes]:
         env = {
             **os.environ,
+            **self._urls,
             "BENCH_CONTENDER": name,
-            "BENCH_BROKER": broker,
-            "BENCH_LOCKS": locks,
             "PYTHONPATH": str(REPOSITORY),
         }
         command = [
             *(sys.executable, "-m", "celery", "-A", "benchmarks.worker_app", "worker"),
-            *("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING"),
-            *("--without-gossip", "--without-mingle", "--hostname", f"{name}@bench"),
+            *("--pool", "prefork", "--concurrency", str(concurrency), "--loglevel", "WARNING"),
+            *("--without-gossip", "--without-mingle"),
+            *("--hostname", f"{name.replace(', ', '-').replace(' ', '-')}@bench"),
         ]
         return subprocess.Popen(
             command,
@@ -103,8 +107,14 @@ class Workers:
             start_new_session=True,
         )
 
+    def processor_s(self, name: str) -> float:
+        """The processor time of a worker and the processes of its pool so far."""
+        main = psutil.Process(self._processes[name].pid)
+        times = [process.cpu_times() for process in (main, *main.children())]
+        return sum(each.user + each.system for each in times)
+
     def stop(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             # With the processes of its pool. It has nothing left to do, and would take seconds.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -112,15 +122,17 @@ class Workers:
         self._log.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def said(self) -> str:
-        """The end of what they wrote, for an error message."""
+    def log_tail(self) -> str:
+        """The end of their output, for an error message."""
         return Path(self._log.name).read_text(errors="replace")[-2000:]
 
 
 @contextmanager
-def workers(contenders: Sequence[str], broker: str, locks: str) -> Iterator[Workers]:
-    """``broker`` and ``locks`` are the URLs that the contenders are made with."""
-    all_of_them = Workers(contenders, broker, locks)
+def workers(
+    contenders: Sequence[str], broker: str, store: str = "", concurrency: int = 1
+) -> Iterator[Workers]:
+    """``broker`` and ``store`` are the URLs that the contenders are made with."""
+    all_of_them = Workers(contenders, broker, store, concurrency)
     try:
         yield all_of_them
     finally:

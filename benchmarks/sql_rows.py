@@ -41,7 +41,7 @@ WAYS = {
         " WHERE n < {count}) SELECT n FROM up)",
         digest="sha256({number})",
         text="TEXT",
-        # Nobody gathers statistics of a SQLite file unless told to: nor does this.
+        # SQLite gathers statistics only on request, which an application rarely makes.
         rest=("PRAGMA wal_checkpoint(TRUNCATE)",),
     ),
     "postgresql": Ways(
@@ -57,7 +57,7 @@ WAYS = {
         text="CHAR",
         rest=(f"ANALYZE TABLE {LOCKS}, {FOLLOWERS}, {MARKS}",),
         # MariaDB removes deleted rows from its indexes later, some thousands at a time. Until then
-        # whoever comes by looks at each of them, on one server more than on the other.
+        # a reader visits each of them, on one server more than on the other.
         catch_up=("SET GLOBAL innodb_max_purge_lag_wait = 0",),
     ),
 }

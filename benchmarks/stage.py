@@ -1,4 +1,4 @@
-"""What the scenarios share: two servers, the contenders' apps, and numbers never used before."""
+"""What the parts share: a Redis server, the contenders' apps, and numbers never used before."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from benchmarks.contenders import OURS, Contender
 from benchmarks.servers import Server, server
 from benchmarks.sizes import Sizes
 
-#: Of the floor: as long as the name of a lock, in a database of its own.
+#: Of the floor: a name as long as that of a lock, in a database of its own.
 FLOOR_DB = 60
 FLOOR = "one SET NX"
 
 
 @dataclass
 class Stage:
-    broker: Server
-    locks: Server
+    redis: Server
     sizes: Sizes
     all: dict[str, Contender]
     missing: list[str]
@@ -34,18 +33,15 @@ class Stage:
         return self.all[OURS]
 
     def made_anew(self) -> dict[str, Contender]:
-        urls = self.broker.url(), self.locks.url()
-        return {name: contenders.make(name, *urls) for name in self.all}
+        return {name: contenders.make(name, self.redis.url()) for name in self.all}
 
     def forget_messages(self) -> None:
         for one in self.all.values():
-            client = redis.Redis.from_url(self.broker.url(one.broker_db))
-            client.delete(one.app.conf.task_default_queue, f"hold-{one.broker_db}")
-            client.close()
+            forget_messages(one, self.redis)
 
     def floor(self) -> Any:
         """One bare ``SET NX`` round trip of redis-py, with the names and values of a lock."""
-        client = redis.Redis.from_url(self.locks.url(FLOOR_DB))
+        client = redis.Redis.from_url(self.redis.url(FLOOR_DB))
 
         def set_nx(number: int) -> Any:
             name = f"cu:{{{number % 64}}}:1:{next(self.numbers):064x}"
@@ -54,14 +50,23 @@ class Stage:
         return set_nx
 
 
+def forget_messages(one: Contender, broker: Server) -> None:
+    with redis.Redis.from_url(broker.url(one.database)) as client:
+        client.delete(one.app.conf.task_default_queue, held_queue(one))
+
+
+def held_queue(one: Contender) -> str:
+    """Where messages wait that its worker is not to get yet."""
+    return f"hold-{one.database}"
+
+
 @contextmanager
 def stage(sizes: Sizes) -> Iterator[Stage]:
-    with server() as broker, server() as locks:
+    with server() as own:
         names = contenders.installed()
-        urls = broker.url(), locks.url()
-        made = {name: contenders.make(name, *urls) for name in names}
+        made = {name: contenders.make(name, own.url()) for name in names}
         missing = [name for name in contenders.CONTENDERS if name not in made]
-        yield Stage(broker, locks, sizes, made, missing)
+        yield Stage(own, sizes, made, missing)
         for one in made.values():
             one.app.close()
 

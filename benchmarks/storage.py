@@ -1,17 +1,16 @@
-"""What a lock takes in Redis: commands, bytes of memory, and the work of renewing."""
+"""What a lock takes in Redis: bytes of memory, and the work of renewing."""
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from benchmarks.contenders import OURS, PLAIN, TASK, Contender
+from benchmarks.contenders import RIVALS, TASK, Contender
 from benchmarks.measuring import median, progress, quantile
 from benchmarks.servers import Server, server
-from benchmarks.stage import Stage, store_of
+from benchmarks.stage import Stage, forget_messages
 from celery_unique.keys.digest import key_of
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim, Finish, Held, Start
@@ -19,54 +18,8 @@ from celery_unique.stores.record import State
 
 STATES = "pswrt"  # those of until_done
 GRACE_MS, QUEUE_MS, RUN_MS = 30_000, 86_400_000, 60_000
-OPENING = ("HELLO", "AUTH", "SELECT", "CLIENT", "ECHO", "SCRIPT")
 #: A lease of 60 s is renewed every third of it.
 RENEWED_EVERY_S = 20.0
-
-
-# -- commands -------------------------------------------------------------------------------
-
-
-def commands(stage: Stage) -> dict[str, Any]:
-    """Commands that reach the lock server for one call, what a script does inside left out."""
-    return {name: _commands_of(stage, one) for name, one in stage.all.items() if name != PLAIN}
-
-
-def _commands_of(stage: Stage, one: Contender) -> dict[str, int]:
-    one.call(next(stage.numbers))  # connected, and its scripts are known
-    one.call_again(held := next(stage.numbers))
-    _flush(one)
-    return {
-        "new": _counted(stage.locks, lambda: (one.call(next(stage.numbers)), _flush(one))),
-        "duplicate": _counted(stage.locks, lambda: (one.call_again(held), _flush(one))),
-    }
-
-
-def _flush(one: Contender) -> None:
-    if one.name == OURS:
-        store_of(one).flush()
-
-
-def _counted(locks: Server, act: Callable[[], Any]) -> int:
-    seen: list[str] = []
-    listening, end = threading.Event(), f"end {uuid.uuid4()}"
-
-    def listen() -> None:
-        with locks.client.monitor() as monitor:
-            listening.set()
-            for line in monitor.listen():
-                if end in line["command"]:
-                    return
-                if line["client_type"] != "lua":
-                    seen.append(line["command"].split(" ", 1)[0].upper())
-
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    listening.wait(10)
-    act()
-    locks.client.echo(end)
-    thread.join(10)
-    return sum(name not in OPENING for name in seen)
 
 
 # -- bytes ----------------------------------------------------------------------------------
@@ -77,19 +30,19 @@ def memory(stage: Stage) -> dict[str, Any]:
     with server() as own:
         store = open_store(own.url(), namespace="", timeout_s=120.0)
         try:
-            told = Bytes(own, store, stage.sizes.locks).told()
+            figures = Bytes(own, store, stage.sizes.locks).figures()
         finally:
             store.close()
-    told["rivals"] = {
+    figures["rivals"] = {
         name: round(_rival_bytes(stage, one), 1)
         for name, one in stage.all.items()
-        if name not in (PLAIN, OURS)
+        if name in RIVALS
     }
-    return told
+    return figures
 
 
 class Bytes:
-    """Fills a server with locks of each kind, and tells what one of them takes."""
+    """Fills a server with locks of each kind, and computes what one of them takes."""
 
     def __init__(self, own: Server, store: Any, locks: int) -> None:
         self._own = own
@@ -99,10 +52,10 @@ class Bytes:
         self._waiting([(key_of("warm"), "warm")])
         store.start(key_of("warm"), _start("warm", 0))
 
-    def told(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         bare = self._of(self._locks, self._bare)
         fewer = max(100, self._locks // 10)
-        told = {
+        taken = {
             "bare_set": bare,
             "waiting": self._of(self._locks, self._waiting),
             "waiting, long task name": self._of(fewer, self._waiting_long),
@@ -115,8 +68,8 @@ class Bytes:
         }
         return {
             "locks": self._locks,
-            "bytes": {name: round(value, 1) for name, value in told.items()},
-            "times_bare": {name: round(value / bare, 3) for name, value in told.items()},
+            "bytes": {name: round(value, 1) for name, value in taken.items()},
+            "times_bare": {name: round(value / bare, 3) for name, value in taken.items()},
         }
 
     def _of(self, count: int, make: Callable[[list[tuple[str, str]]], None]) -> float:
@@ -193,11 +146,11 @@ def _parts(pairs: list[tuple[str, str]], size: int) -> Iterable[list[tuple[str, 
 
 def _rival_bytes(stage: Stage, one: Contender) -> float:
     one.call(next(stage.numbers))
-    before = stage.locks.used_memory()
+    before = stage.redis.used_memory()
     for _ in range(stage.sizes.rival_locks):
         one.call(next(stage.numbers))
-    taken = stage.locks.used_memory() - before
-    stage.forget_messages()
+    forget_messages(one, stage.redis)  # they are in the same database
+    taken = stage.redis.used_memory() - before
     return taken / stage.sizes.rival_locks
 
 

@@ -8,5 +8,5 @@ from benchmarks import contenders
 
 _environment = os.environ
 app = contenders.make(
-    _environment["BENCH_CONTENDER"], _environment["BENCH_BROKER"], _environment["BENCH_LOCKS"]
+    _environment["BENCH_CONTENDER"], _environment["BENCH_BROKER"], _environment["BENCH_STORE"]
 ).app

@@ -1,4 +1,4 @@
-"""No figure of the page on costs is typed by hand."""
+"""No figure of the page on costs is typed manually."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def test_the_page_shows_the_figures_of_the_latest_run():
     page = docs.PAGE.read_text()
 
     assert docs.filled(page, document()) == page, "run make bench-docs"
+    readme = docs.README.read_text()
+    assert docs.filled(readme, document()) == readme, "run make bench-docs"
     assert docs.PICTURE.read_text() == svg(document()["results"]), "run make bench-docs"
 
 
