@@ -25,7 +25,7 @@ logger = logging.getLogger("celery_unique")
 unique_acquired = Signal(name="unique_acquired")
 
 #: A call found its key held. ``task_id`` (the holder's), ``state, key, on_conflict, waited_s``
-#: (how long the holder has waited in the queue; 0 in any other state), ``app``
+#: (how long the holder has waited in the queue; 0 in any other state), ``app``; ``dry_run`` in one
 unique_conflict = Signal(name="unique_conflict")
 
 #: A key was released: its task finished or was revoked, or an operator released it.
@@ -88,6 +88,20 @@ _conflict = Event(
     "skipped publish of %(task_name)s: task %(task_id)s (%(holder_state)s) holds its key",
     "holder_state",
     "on_conflict",
+)
+_dry_run_conflict = Event(
+    INFO,
+    "would_deduplicate",
+    "publishing %(task_name)s in a dry run, although task %(task_id)s (%(holder_state)s) holds its "
+    "key",
+    "holder_state",
+    "on_conflict",
+)
+would_raise = Event(
+    WARNING,
+    "would_raise",
+    f"publishing {_TASK} in a dry run without a lock. Otherwise it would raise: %(reason)s",
+    "reason",
 )
 superseded = Event(
     INFO, "superseded", f"superseded {_TASK} by task %(by)s", "by", signal=unique_superseded
@@ -198,11 +212,31 @@ _store_error = Event(
 _unreadable_keys: BoundedDict[str | None, None] = BoundedDict(1000)
 
 
+def switches(*, enabled: bool, dry_run: bool) -> None:
+    """Once in a process, and again when they are set."""
+    if not enabled:
+        logger.warning(
+            "unique_enabled is False: calls are published without locks. Locks that are held are "
+            "released as their tasks end"
+        )
+    elif dry_run:
+        logger.warning(
+            "unique_dry_run is True: locks are acquired, and duplicates are published anyway"
+        )
+
+
 def conflict(
-    app: Any, task_name: str, holder: Holder, key: str, on_conflict: str, waited_ms: int
+    app: Any,
+    task_name: str,
+    holder: Holder,
+    key: str,
+    on_conflict: str,
+    waited_ms: int,
+    dry_run: bool = False,
 ) -> None:
     state = str(holder.state)
-    _conflict(task_name, holder.task_id, holder_state=state, on_conflict=on_conflict)
+    event = _dry_run_conflict if dry_run else _conflict
+    event(task_name, holder.task_id, holder_state=state, on_conflict=on_conflict)
     unique_conflict.send(
         sender=task_name,
         task_id=holder.task_id,
@@ -210,6 +244,7 @@ def conflict(
         key=key,
         on_conflict=on_conflict,
         waited_s=waited_ms / 1000,
+        **({"dry_run": True} if dry_run else {}),
         app=app,
     )
 

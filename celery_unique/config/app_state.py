@@ -97,6 +97,7 @@ class AppState:
             warn_unknown_settings(self.app)
             if settings != self._settings:
                 self._settings = settings
+                reporting.switches(enabled=settings.enabled, dry_run=settings.dry_run)
             self._leases = None
             self._parts.clear()
             # Every call needs these, and Celery looks up a setting in several places.

@@ -202,6 +202,20 @@ SETTINGS: dict[str, Setting] = {
         "A duplicate does less harm than a call that fails.",
         "raise",
     ),
+    "unique_enabled": Setting(
+        _flag,
+        True,
+        "Whether calls are unique. False is the kill switch: every call is published plain.",
+        "Something is wrong, and calls must be published without locks until it is found.",
+        "True",
+    ),
+    "unique_dry_run": Setting(
+        _flag,
+        False,
+        "Whether duplicates are published anyway: locks are acquired, conflicts are only reported.",
+        "The library is new in a system, and what it would skip shall be seen first.",
+        "False",
+    ),
     "unique_atomic_publish": Setting(
         _flag,
         True,
@@ -266,6 +280,8 @@ class UniqueSettings:
     store_timeout: timedelta = timedelta(seconds=2)
     gate_timeout: timedelta = timedelta(milliseconds=250)
     on_store_error: str = "raise"
+    enabled: bool = True
+    dry_run: bool = False
     atomic_publish: bool = True
     eager: bool = False
     key_secret: bytes | None = field(default=None, repr=False)

@@ -258,7 +258,7 @@ class _Batch:
         assert atomic is not None
         if isinstance(reply, StoreUnavailable):
             call.error = reply
-            if self._publishes_anyway:
+            if self._coordinator.publishes_anyway:
                 self._send_unlocked(call, reply)
             return
         call.acquired = reply
@@ -283,7 +283,7 @@ class _Batch:
             for call in pending.calls:
                 if call.error is None:
                     self._send(call, pending.began)
-                elif self._publishes_anyway:
+                elif self._coordinator.publishes_anyway:
                     self._send_unlocked(call, call.error)
             pending = self._pending
         self._confirm()
@@ -310,15 +310,11 @@ class _Batch:
     def _send_without_store(self, error: StoreUnavailable) -> None:
         """The store did not reply: calls without a reply are published without their locks."""
         left = [call for call in self._calls if not call.done and call.acquired is None]
-        if not self._publishes_anyway:
+        if not self._coordinator.publishes_anyway:
             self._withdraw_later(left, error)
             raise error
         for call in left:
             self._send_unlocked(call, error)
-
-    @property
-    def _publishes_anyway(self) -> bool:
-        return self._app_state.settings.on_store_error == "publish"
 
     def _send_unlocked(self, call: _Call, error: StoreUnavailable) -> None:
         if call.request.key:

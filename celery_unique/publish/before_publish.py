@@ -10,9 +10,10 @@ from typing import Any
 
 from celery.utils import uuid
 
+from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import delay_ms
-from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.exceptions import CeleryUniqueError, IdempotencyKeyRequired, UniqueKeyError
 from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.policy.layers import OPTIONS_OF_CELERY, take_call_options
@@ -44,6 +45,9 @@ _PARAMETERS = (
     *("route_name", "shadow", "chain", "task_type", "replaced_task_nesting"),
 )
 
+#: The errors of a call that has no key.
+HAS_NO_KEY = (UniqueKeyError, IdempotencyKeyRequired)
+
 
 def before_publish(app_state: AppState, send_task: SendTask) -> SendTask:
     """``app.send_task`` with uniqueness in front."""
@@ -56,6 +60,10 @@ def before_publish(app_state: AppState, send_task: SendTask) -> SendTask:
         try:
             return _publish(app_state, send_task, name, args, kwargs, options)
         except CeleryUniqueError as error:
+            if app_state.settings.dry_run and isinstance(error, HAS_NO_KEY):
+                options["task_id"] = options.get("task_id") or uuid()
+                reporting.would_raise(name, options["task_id"], reason=str(error))
+                return send_task(name, args, kwargs, **options)
             if not (continues(current_request(app_state)) or fails_under_its_id(error, options)):
                 raise
             return fail_link(app_state.app, name, options, error)

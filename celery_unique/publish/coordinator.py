@@ -237,12 +237,17 @@ class UniqueTaskCoordinator:
 
     # -- without a lock -------------------------------------------------------------------
 
+    @property
+    def publishes_anyway(self) -> bool:
+        """Whether calls are published if the store does not reply."""
+        return self.settings.on_store_error == "publish" or self.settings.dry_run
+
     def publish_without_store(
         self, request: PublishRequest, error: StoreUnavailable
     ) -> PublishOutcome:
         """The store did not reply, and may have acquired the lock. What follows is sent to it in
         the background: the caller has waited long enough."""
-        if self.settings.on_store_error != "publish" and not continues(request.parent):
+        if not self.publishes_anyway and not continues(request.parent):
             self.client.withdraw_later(request, error)
             raise error
         outcome = self._publish_unlocked(request, "the lock store did not answer")
@@ -275,6 +280,8 @@ class UniqueTaskCoordinator:
         holder, now = acquired.holder, acquired.now
         if holder.state is State.PENDING and holder.task_id in self.client.published:
             holder = _published(holder, now)  # the confirmation has not reached the store yet
+        if request.dry_run:
+            return self._publish_duplicate(request, holder, now)
         if holder.arguments != request.arguments:
             raise IdempotencyKeyConflict(request.task_name, key=request.key)
         if acquired.outcome in ("joined", "ended"):
@@ -309,12 +316,26 @@ class UniqueTaskCoordinator:
             holder.task_id, conflicts.resolve(request.policy.on_conflict, conflict)
         )
 
+    def _publish_duplicate(
+        self, request: PublishRequest, holder: Holder, now: int
+    ) -> PublishOutcome:
+        """In a dry run. Without a header it runs as any plain task, and leaves the lock alone."""
+        if holder.arguments != request.arguments:
+            error = IdempotencyKeyConflict(request.task_name, key=request.key)
+            reporting.would_raise(request.task_name, request.task_id, reason=str(error))
+        if request.parent_id != request.task_id:  # the retry of such a task was reported
+            self._report_conflict(request, holder, now)
+        result = request.send(request.task_id, None, None)
+        facts = CallOutcome("would_deduplicate", False, request.key, str(holder.state))
+        return PublishOutcome(request.task_id, facts, result)
+
     def _report_conflict(self, request: PublishRequest, holder: Holder, now: int) -> None:
         waited = 0  # in the queue: one that runs, or waits for its ETA, is where it belongs
         if holder.state is State.AVAILABLE:
             waited = max(0, now - max(holder.created_at, holder.eta))
+        dry_run, on_conflict = bool(request.dry_run), request.dry_run or request.policy.on_conflict
         reporting.conflict(
-            self.app, request.task_name, holder, request.key, request.policy.on_conflict, waited
+            self.app, request.task_name, holder, request.key, on_conflict, waited, dry_run
         )
         if waited > LONG_WAIT_MS:
             reporting.long_wait(request.task_name, holder.task_id, minutes=waited // 60_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -77,6 +78,9 @@ class PublishRequest:
     run: Callable[[str, LockHeader | None], Any] | None = None
     #: The publish that the store was handed and has not replied to: the call may be published.
     attempt: str = ""
+    #: In a dry run: the strategy of the call, whose policy is then to reject, since that changes
+    #: nothing in the store. Empty: it is none.
+    dry_run: str = ""
     #: Whether the call is made without a lock, given the id of the holder.
     bypasses: Callable[[str], bool] | None = None
 
@@ -190,6 +194,14 @@ def _letters(policy: UniquePolicy) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1024)
+def _rejecting(policy: UniquePolicy) -> UniquePolicy:
+    rejecting = copy(policy)
+    object.__setattr__(rejecting, "on_conflict", "reject")
+    object.__setattr__(rejecting, "max_wait", None)
+    return rejecting
+
+
+@lru_cache(maxsize=1024)
 def window_ms(policy: UniquePolicy) -> int:
     return milliseconds(policy.period) if policy.period else 0
 
@@ -223,7 +235,8 @@ collected: ContextVar[list[tuple[PublishRequest, Any]] | None] = ContextVar(
 def policy_of(
     app_state: AppState, name: str, task: Any, unique_options: Mapping[str, Any]
 ) -> tuple[UniquePolicy | None, Any]:
-    """The policy of the call and the signature of its task; None: it is not unique."""
+    """The policy of the call and the signature of its task; None: it is not unique, or no call
+    is (``unique_enabled``)."""
     if name.startswith("celery."):
         if unique_options:
             raise InvalidPolicy(
@@ -232,7 +245,10 @@ def policy_of(
                 field=next(iter(unique_options)),
             )
         return None, None
-    defaults = app_state.settings.app_defaults
+    settings = app_state.settings
+    if not settings.enabled:
+        return None, None
+    defaults = settings.app_defaults
     if not unique_options:
         policy, signature = app_state.policies.of(name, task, unique_options, defaults)
         if policy is None or policy.identity_strategy == "strict":
@@ -270,6 +286,8 @@ def prepare(
         warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
     ttl, scope = unique_options.get("idempotency_ttl"), settings.idempotency_scope
     identity = identify(call, policy, settings.key_secret, scope, ttl)
+    if settings.dry_run:
+        request.dry_run, policy = policy.on_conflict, _rejecting(policy)
     request.policy, request.key = policy, identity.key
     request.arguments, request.keep_ms = identity.arguments, identity.keep_ms
     request.lease_ms, request.grace_ms = leases.queue_ms, leases.grace_ms

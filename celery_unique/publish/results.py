@@ -17,7 +17,10 @@ from .stored_meta import StoredUnique, carry, read
 logger = logging.getLogger("celery_unique")
 
 
-OUTCOMES = ("created", "deduplicated", "replaced", "joined", "rerun", "bypassed")
+OUTCOMES = (
+    *("created", "deduplicated", "replaced", "joined", "rerun", "bypassed"),
+    "would_deduplicate",
+)
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class CallFacts:
 
     @property
     def outcome(self) -> str:
-        """``created``, ``deduplicated``, ``replaced``, ``joined``, ``rerun`` or ``bypassed``."""
+        """One of `OUTCOMES`."""
         return self.call_facts.outcome
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from celery_unique import __version__
+from celery_unique.config.settings import UniqueSettings
 from celery_unique.keys.digest import KEY_VERSION
 from celery_unique.operations.workers import Workers
 from celery_unique.stores.diagnosis import Diagnosis, Finding
@@ -18,6 +19,23 @@ WORKER_SKEW_MS = 5000
 LATE_ROUNDS = 2.5
 
 RESTART = "look at its log, and restart it"
+
+
+def switches(settings: UniqueSettings) -> Iterator[Finding]:
+    if not settings.enabled:
+        yield Finding(
+            "switches",
+            "warning",
+            "unique_enabled is False: calls of this app are published without locks",
+            "remove the setting once calls shall be unique again",
+        )
+    elif settings.dry_run:
+        yield Finding(
+            "switches",
+            "warning",
+            "unique_dry_run is True: duplicates are published anyway",
+            "remove the setting once duplicates shall be skipped",
+        )
 
 
 def clock(skew_ms: float, round_trip_ms: float) -> Iterator[Finding]:

@@ -59,6 +59,7 @@ class Report:
 def examine(app_state: AppState, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report:
     """Run every check, with queries to the store, the broker and the workers."""
     report = Report()
+    report.findings += checks.switches(app_state.settings)
     clock, diagnosis = _examine_store(app_state, report)
     try:
         report.workers = query_workers(app_state.app, timeout_s)
