@@ -14,8 +14,8 @@ holds them, a field for each, and the key is in the bucket's sorted set ``...cu:
 Marks beyond the first 16 are in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
 While there are any, the record has a field ``m:`` without an id: until when, and how many.
 
-A call whose message was pushed by the store leaves a receipt, ``...cu:{<bucket>}r:<attempt>``, with
-the reply in its field ``reply``. It expires soon.
+A call whose message was pushed by the store leaves a receipt, ``...cu:{<bucket>}r:<attempt>``: the
+reply, as JSON. It expires soon.
 """
 
 from __future__ import annotations

@@ -23,27 +23,30 @@ local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, AR
 local in_canvas, kind = ARGV[15], ARGV[16]
 local again, probes = kind == "1", kind == "?"
 if kept == 0 then kept = window end
--- @include entries
+-- @include stored
 
--- Fast path: nothing is stored under the key, as for nearly every new call.
+-- Fast paths, before the first function: nothing is stored under the key, as for nearly every new
+-- call; or one task is, and blocks the call.
+if #stored == 0 and probes then return false end
+if #stored == 0 and kept == 0 and delay == 0 and keep == "" and arguments == "" and in_canvas == ""
+then
+  redis.call("HSET", key, "n", name, "t:" .. id, '[1,"p",' .. now .. "," .. grace .. "]")
+  redis.call("PEXPIREAT", key, now + grace - math.min(offset, 0))
+  return now
+end
+-- @include single_task
+-- @include plain_duplicate
+-- @include packing
+
 if #stored == 0 then
-  if probes then return false end
   local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
-  local task
-  if ends == 0 and eta == 0 and keep == "" and arguments == "" and in_canvas == "" then
-    task = cjson.encode({1, "p", now, grace})
-  else
-    task = packed({1, "p", now, now + grace, name, ends, eta, keep, 0, 0, "", 0, "", in_canvas, "",
-      "", arguments, 0}, name)
-  end
-  redis.call("HSET", key, "n", name, "t:" .. id, task)
+  redis.call("HSET", key, "n", name, "t:" .. id, packed({1, "p", now, now + grace, name, ends, eta,
+    keep, 0, 0, "", 0, "", in_canvas, "", "", arguments, 0}, name))
   expire_at(now + grace)
   if eta == 0 then return now end
   return {now, eta, ""}
 end
 
--- @include single_task
--- @include plain_duplicate
 -- Full path.
 -- @include record
 joins = message ~= ""

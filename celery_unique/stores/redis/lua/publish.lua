@@ -13,55 +13,57 @@
 --          outcome, 20 the rest, 21 "1" when the same attempt is repeated (times in ms)
 -- Returns  as acquire; QUEUE and the server's error: the message was refused; WITHDRAWN: the attempt was
 --          withdrawn before
-local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
-local lease, window, delay = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
-local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
-local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, ARGV[14]
-local in_canvas, attempt, receipt_for = ARGV[15], ARGV[16], ARGV[17] + 0
-local head, middle, tail, again = ARGV[18], ARGV[19], ARGV[20], ARGV[21] == "1"
+local offset, id, name, lease = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[5] + 0
+local head, middle, tail, receipt_for, again = ARGV[18], ARGV[19], ARGV[20], ARGV[17], ARGV[21] == "1"
 local queue, receipt = KEYS[5], KEYS[6]
-if kept == 0 then kept = window end
--- @include entries
+if again then
+  local reply = redis.call("GET", receipt)
+  if reply then return cjson.decode(reply) end
+end
+local window, delay, keep, arguments, kept = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local in_canvas, attempt = ARGV[15], ARGV[16]
+-- @include stored
 
--- The message is pushed before the first write, so a refusal leaves nothing to undo.
+-- Fast path, before the first function: nothing is stored under the key, as for nearly every new
+-- call. The message is pushed before the first write, so a refusal leaves nothing to undo.
+if #stored == 0 and window == "0" and kept == "0" and delay == "0" and keep == ""
+  and arguments == "" and in_canvas == "" then
+  local pushed = redis.pcall("LPUSH", queue, head .. now .. middle .. tail)
+  if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
+  redis.call("HSET", key, "n", name, "t:" .. id, '[1,"w",' .. now .. "," .. lease .. "]")
+  redis.call("PEXPIREAT", key, now + lease - math.min(offset, 0))
+  redis.call("PSETEX", receipt, receipt_for, now)
+  return now
+end
+
+window, delay, kept = window + 0, delay + 0, kept + 0
+if kept == 0 then kept = window end
+local states, strategy, parent = ARGV[4], ARGV[11], ARGV[12]
+local max_wait, message = ARGV[13] + 0, ARGV[14]
+-- @include single_task
+-- @include plain_duplicate
+-- @include packing
 local function push(outcome)
   local pushed = redis.pcall("LPUSH", queue, head .. now .. middle .. outcome .. tail)
   if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
   return nil
 end
 local function put_receipt(reply)
-  redis.call("HSET", receipt, "reply", reply)
-  redis.call("PEXPIREAT", receipt, now - offset + receipt_for)
-end
-if again then
-  local reply = redis.call("HGET", receipt, "reply")
-  if reply then return cjson.decode(reply) end
+  redis.call("PSETEX", receipt, receipt_for, type(reply) == "table" and cjson.encode(reply) or reply)
 end
 
--- Fast path: nothing is stored under the key, as for nearly every new call.
 if #stored == 0 then
   local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
   local refused, deadline = push(""), math.max(now, eta) + lease
   if refused then return refused end
-  local task
-  if ends == 0 and eta == 0 and keep == "" and arguments == "" and in_canvas == "" then
-    task = '[1,"w",' .. now .. "," .. lease .. "]"
-  else
-    task = packed({1, "w", now, deadline, name, ends, eta, keep, 0, 0, "", 0, "", in_canvas, "",
-      "", arguments, 0}, name)
-  end
-  redis.call("HSET", key, "n", name, "t:" .. id, task)
+  redis.call("HSET", key, "n", name, "t:" .. id, packed({1, "w", now, deadline, name, ends, eta,
+    keep, 0, 0, "", 0, "", in_canvas, "", "", arguments, 0}, name))
   expire_at(deadline)
-  if eta == 0 then
-    put_receipt(now)
-    return now
-  end
-  put_receipt(cjson.encode({now, eta, ""}))
-  return {now, eta, ""}
+  local reply = eta == 0 and now or {now, eta, ""}
+  put_receipt(reply)
+  return reply
 end
 
--- @include single_task
--- @include plain_duplicate
 -- Full path.
 -- @include record
 joins = message ~= ""
@@ -79,7 +81,7 @@ local function published(task, reply)
   finalise(id, now + lease)
   stop_following(id)
   set_due_time()
-  put_receipt(type(reply) == "table" and cjson.encode(reply) or reply)
+  put_receipt(reply)
   return reply
 end
 local function readmit(own, created)

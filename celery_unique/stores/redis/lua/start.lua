@@ -14,6 +14,7 @@ local keep, arguments, mark_for = ARGV[9], ARGV[10], ARGV[11] + 0
 
 -- Fast path: the task is the only one, and no delivery has started it.
 -- @include single_task
+-- @include fill_up
 if single and single_field == "t:" .. id and (single[DELIVERY] or "") == ""
   and single[STATE]:find("[pwt]") then
   local last_token = 0

@@ -13,7 +13,7 @@ local receipt = KEYS[5]
 -- @include follower_groups
 
 local task, mark = record["t:" .. id], mark_of(id)
-local pushed = redis.call("HGET", receipt, "reply")
+local pushed = redis.call("GET", receipt)
 if not pushed then
   if mark_of(attempt) then return "withdrawn" end
   put_mark(attempt, {"withdrawn", now + mark_for})
