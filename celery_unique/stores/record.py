@@ -239,14 +239,6 @@ MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
 BESIDE = ""
 
 
-def attempt_mark(task_id: str, attempt: str) -> str:
-    """The id of the mark of a publish attempt that was withdrawn.
-
-    A mark of its own: the task's mark is dropped once another call uses the task's id.
-    """
-    return f"{task_id}/{attempt}"
-
-
 @dataclass(slots=True)
 class Mark:
     """The trace of an id whose message may still arrive."""

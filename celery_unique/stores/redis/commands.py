@@ -75,9 +75,9 @@ class Commands:
         """
         replies = []
         for first in range(0, len(commands), BATCH):
-            batch = commands[first : first + BATCH]
-            received = self._exchange(batch, resend, self._earlier(batch))
-            replies += self._with_missing_script(script, batch, received, resend)
+            batch = commands[first : first + BATCH] if len(commands) > BATCH else commands
+            exchange = partial(self._exchange, batch, resend, self._earlier(batch))
+            replies += self._receive(exchange, script, batch, resend)
         return replies
 
     def begin_all(
@@ -90,18 +90,24 @@ class Commands:
         """``run_all`` of at most a batch in two steps: the returned function waits for replies."""
         earlier = self._earlier(commands)
         if in_front:
+            earlier = earlier or Piggyback(self.buffer)
             earlier += in_front
             in_front.clear()
+        if not earlier:
+            wait = self._connections.begin(commands, resend)
+            return partial(self._receive, wait, script, commands, resend)
         try:
-            wait = self._connections.begin([*(act.command for act in earlier), *commands], resend)
+            wait = self._connections.begin(earlier.before(commands), resend)
         except BaseException:
             self.buffer.requeue(earlier)
             raise
-        return lambda: self._with_missing_script(
-            script, commands, self._receive(wait, earlier), resend
-        )
+        wait = partial(self._receive_behind, earlier, wait)
+        return partial(self._receive, wait, script, commands, resend)
 
-    def _earlier(self, commands: Sequence[Command]) -> Piggyback:
+    def _earlier(self, commands: Sequence[Command]) -> Piggyback | None:
+        """Buffered acts that are sent in front; None, as mostly, where there are none."""
+        if self.buffer.is_empty:
+            return None
         return self.buffer.take([each[RECORD] for each in commands], self._piggyback_limit)
 
     def send(self, script: Script, commands: Iterable[Command]) -> None:
@@ -115,13 +121,18 @@ class Commands:
         self.buffer.send(script, commands)
         return None
 
-    def _with_missing_script(
+    def _receive(
         self,
+        wait: Callable[[], list[Any]],
         script: Script,
         commands: Sequence[Command],
-        replies: list[Any],
-        resend: Resend | None = None,
+        resend: Resend | None,
     ) -> list[Any]:
+        """The replies, with an error of this library in place of one of the server; a script that
+        the server does not have is sent to it."""
+        replies = wait()
+        if not [reply for reply in replies if isinstance(reply, ResponseError)]:
+            return replies
         while missing := [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
             # The first command brings the script and the server keeps it: SCRIPT FLUSH, a restart
             # and a fail-over cost one more round trip, in a cluster one for each server.
@@ -142,18 +153,21 @@ class Commands:
 
     def exchange(self, commands: Sequence[Command], records: Sequence[str] = ()) -> list[Any]:
         """As ``query``, with errors in place of replies."""
-        earlier = self.buffer.take(records)
-        # With the text of their scripts: a read cannot be repeated for one that the server lacks.
-        earlier[:] = [act.whole() for act in earlier]
+        earlier = None if self.buffer.is_empty else self.buffer.take(records)
+        if earlier:
+            # With the text of their scripts: a read cannot be repeated for one that is lacking.
+            earlier[:] = [act.whole() for act in earlier]
         return self._exchange(commands, None, earlier)
 
     def _exchange(
-        self, commands: Sequence[Command], resend: Resend | None, earlier: Piggyback
+        self, commands: Sequence[Command], resend: Resend | None, earlier: Piggyback | None
     ) -> list[Any]:
-        all_commands = [*(act.command for act in earlier), *commands]
-        return self._receive(partial(self._connections.exchange, all_commands, resend), earlier)
+        if not earlier:
+            return self._connections.exchange(commands, resend)
+        exchange = partial(self._connections.exchange, earlier.before(commands), resend)
+        return self._receive_behind(earlier, exchange)
 
-    def _receive(self, wait: Callable[[], list[Any]], earlier: Piggyback) -> list[Any]:
+    def _receive_behind(self, earlier: Piggyback, wait: Callable[[], list[Any]]) -> list[Any]:
         """The replies without those to piggybacked acts."""
         number = len(earlier)
         try:
@@ -161,8 +175,7 @@ class Commands:
         except BaseException:
             self.buffer.requeue(earlier)
             raise
-        if number:
-            self.buffer.record_replies(earlier, replies[:number])
+        self.buffer.record_replies(earlier, replies[:number])
         return replies[number:]
 
     # -- errors ----------------------------------------------------------------
@@ -253,6 +266,9 @@ class Piggyback(list[Act]):
         self._buffer = buffer
         super().__init__(acts)
 
+    def before(self, commands: Sequence[Command]) -> list[Command]:
+        return [*(act.command for act in self), *commands]
+
     def __del__(self) -> None:
         if self:
             self._buffer.requeue(self)
@@ -311,12 +327,14 @@ class WriteBehindBuffer:
         if wake:
             self._queue.put(self._send_waiting)
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._waiting or self._in_flight)
+
     def take(self, records: Iterable[str], others: int = 0) -> Piggyback:
         """Take the buffered acts on these records, which must precede the caller's commands, and
         as many on other records as make ``others``, which save the thread work."""
         taken = Piggyback(self)
-        if not (self._waiting or self._in_flight):
-            return taken
         with self._mutex:
             records = [one for one in records if one in self._waiting or one in self._in_flight]
             if not self._in_flight.isdisjoint(records):

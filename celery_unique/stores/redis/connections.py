@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ Resend = Callable[[Command], Command]
 
 #: Connections beyond these are closed after a burst of threads or greenlets.
 MOST_IDLE = 64
+#: One that was used this recently is not checked: if it broke since, the commands are sent again.
+SURELY_OPEN_S = 1.0
 
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
@@ -68,7 +71,8 @@ class Connections:
         self.address = address
         self.timeout_s = timeout_s
         # A list as a stack: append and pop are atomic, and the most recent one is reused first.
-        self._idle: list[Connection] = []
+        #: Each with the time of its last use.
+        self._idle: list[tuple[Connection, float]] = []
         _pools.add(self)
 
     @property
@@ -76,47 +80,66 @@ class Connections:
         return self.address.label
 
     def exchange(self, commands: Sequence[Command], resend: Resend | None = None) -> list[Any]:
-        return self.begin(commands, resend)()
+        deadline = monotonic() + self.timeout_s
+        try:
+            connection = self._send(commands, deadline)
+            return self._receive_all(connection, commands, deadline, resend)
+        except (RedisError, OSError) as error:
+            raise self.unavailable(error) from error
 
     def begin(
         self, commands: Sequence[Command], resend: Resend | None = None
     ) -> Callable[[], list[Any]]:
-        """The time-out does not count what happens between the two steps.
-
-        A connection that breaks is replaced once, and commands without a reply are sent again,
-        changed by ``resend``: the server may have run them before.
-        """
+        """The time-out does not count what happens between the two steps."""
         deadline = monotonic() + self.timeout_s
         try:
-            connection: Connection | None = self.take(deadline)
-            try:
-                send(connection, commands)
-            except Disconnected:
-                connection = None
+            in_flight = [self._send(commands, deadline)]
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
-        left_s = deadline - monotonic()
-        in_flight = [connection]
+        return partial(self._wait, in_flight, commands, deadline - monotonic(), resend)
 
-        def wait() -> list[Any]:
+    def _wait(
+        self,
+        in_flight: list[Connection | None],
+        commands: Sequence[Command],
+        left_s: float,
+        resend: Resend | None,
+    ) -> list[Any]:
+        try:
             # Removed: once it is idle again, replies on it belong to another caller.
             connection = in_flight.pop()
-            deadline = monotonic() + left_s
-            replies: list[Any] = []
-            try:
-                try:
-                    if connection is None:
-                        raise Disconnected
-                    self._receive(len(commands), replies, deadline, connection)
-                except Disconnected:
-                    left = commands[len(replies) :]
-                    left = [resend(command) for command in left] if resend else left
-                    self._exchange(left, replies, deadline, self.connect(deadline))
-            except (RedisError, OSError) as error:
-                raise self.unavailable(error) from error
-            return replies
+            return self._receive_all(connection, commands, monotonic() + left_s, resend)
+        except (RedisError, OSError) as error:
+            raise self.unavailable(error) from error
 
-        return wait
+    def _send(self, commands: Sequence[Command], deadline: float) -> Connection | None:
+        """The connection on which they were sent; None: it broke."""
+        connection = self.take(deadline)
+        try:
+            send(connection, commands)
+        except Disconnected:
+            return None
+        return connection
+
+    def _receive_all(
+        self,
+        connection: Connection | None,
+        commands: Sequence[Command],
+        deadline: float,
+        resend: Resend | None,
+    ) -> list[Any]:
+        """A connection that broke is replaced once, and commands without a reply are sent again,
+        changed by ``resend``: the server may have run them before."""
+        replies: list[Any] = []
+        try:
+            if connection is None:
+                raise Disconnected
+            self._receive(len(commands), replies, deadline, connection)
+        except Disconnected:
+            left = commands[len(replies) :]
+            left = [resend(command) for command in left] if resend else left
+            self._exchange(left, replies, deadline, self.connect(deadline))
+        return replies
 
     def _exchange(
         self,
@@ -131,19 +154,23 @@ class Connections:
     def _receive(
         self, number: int, replies: list[Any], deadline: float, connection: Connection
     ) -> None:
+        is_primary = True
         try:
             for n in range(number):
                 if n:  # a socket's time-out restarts with every reply, the deadline does not
                     set_deadline(connection, deadline)
-                replies.append(reply_of(connection))
+                reply = reply_of(connection)
+                if isinstance(reply, ReadOnlyError):
+                    is_primary = False
+                replies.append(reply)
         except BaseException:  # also a time limit of the caller: a reply is still to come
             connection.disconnect()
             raise
-        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+        if is_primary:
+            self.keep(connection)
+        else:
             connection.disconnect()
             self.close()  # the server is a replica now: the name may resolve to another one
-        else:
-            self.keep(connection)
 
     def query(self, command: Command, deadline: float) -> Any:
         """The reply to one command, without another attempt; an error reply is raised."""
@@ -156,17 +183,17 @@ class Connections:
     def keep(self, connection: Connection) -> None:
         """Reuse a connection on which no reply is outstanding."""
         if len(self._idle) < MOST_IDLE:
-            self._idle.append(connection)
+            self._idle.append((connection, monotonic()))
         else:
             connection.disconnect()
 
     def take(self, deadline: float) -> Connection:
         while self._idle:
             try:
-                connection = self._idle.pop()
+                connection, used_at = self._idle.pop()
             except IndexError:  # another thread was faster
                 break
-            if is_open(connection):
+            if monotonic() - used_at < SURELY_OPEN_S or is_open(connection):
                 set_deadline(connection, deadline)
                 return connection
             connection.disconnect()
@@ -202,7 +229,7 @@ class Connections:
 
     def close(self) -> None:
         idle, self._idle = self._idle, []
-        for connection in idle:
+        for connection, _ in idle:
             connection.disconnect()
 
 
@@ -241,17 +268,17 @@ def send(connection: Connection, commands: Sequence[Command]) -> None:
 
 def _packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
     """The commands as bytes. hiredis packs in one step; redis-py checks each argument first."""
+    if pack_command is None:
+        return connection.pack_commands(commands)  # type: ignore[no-any-return]
     # hiredis gets text only: it converts a number by calling Python, and a signal handler that
     # raises at that moment ends the process with a segmentation fault.
-    commands = [
+    texts = [
         tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
         for command in commands
     ]
-    if pack_command is None:
-        return connection.pack_commands(commands)  # type: ignore[no-any-return]
-    if len(commands) == 1:
-        return [pack_command(commands[0])]
-    return [b"".join([pack_command(command) for command in commands])]
+    if len(texts) == 1:
+        return [pack_command(texts[0])]
+    return [b"".join([pack_command(text) for text in texts])]
 
 
 def set_deadline(connection: Connection, deadline: float) -> None:

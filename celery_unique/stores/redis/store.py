@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -33,7 +34,7 @@ from celery_unique.stores.base import (
 )
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.diagnosis import Diagnosis
-from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record, attempt_mark
+from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
 from celery_unique.stores.record_followers import UNREADABLE, Follower
 
 from . import scripts
@@ -90,6 +91,7 @@ class RedisStore:
         self._layout = Layout(namespace, key_prefix)
         self._connections = self._connections_class(servers, timeout_s)
         self._commands = Commands(self._connections, self._layout, self.piggyback_limit)
+        self._receipt_ms = int(timeout_s * RECEIPT_TIMEOUTS * 1000)
         where = f"{self._connections.label} {self._layout.pattern}"
         self._fingerprint = hashlib.sha256(where.encode()).hexdigest()[:8]
 
@@ -156,20 +158,23 @@ class RedisStore:
         self, pushes: Sequence[tuple[str, Claim, Push]]
     ) -> Callable[[], list[Acquired | StoreUnavailable]]:
         commands = [self._publish_command(*one) for one in pushes]
-        claims = [(key, claim) for key, claim, _ in pushes]
         wait = self._commands.begin_all(scripts.PUBLISH, commands[:BATCH], _resend)
+        return partial(self._receive_published, wait, pushes, commands[BATCH:])
 
-        def receive() -> list[Acquired | StoreUnavailable]:
-            replies = wait()
-            for first in range(BATCH, len(commands), BATCH):
-                try:
-                    batch = commands[first : first + BATCH]
-                    replies += self._commands.run_all(scripts.PUBLISH, batch, _resend)
-                except StoreUnavailable as error:
-                    replies += [error] * len(batch)
-            return self._all_acquired(replies, claims)
-
-        return receive
+    def _receive_published(
+        self,
+        wait: Callable[[], list[Any]],
+        pushes: Sequence[tuple[str, Claim, Push]],
+        more: list[Command],
+    ) -> list[Acquired | StoreUnavailable]:
+        replies = wait()
+        for first in range(0, len(more), BATCH):
+            batch = more[first : first + BATCH]
+            try:
+                replies += self._commands.run_all(scripts.PUBLISH, batch, _resend)
+            except StoreUnavailable as error:
+                replies += [error] * len(batch)
+        return self._all_acquired(replies, [(key, claim) for key, claim, _ in pushes])
 
     def _publish_command(self, key: str, claim: Claim, push: Push) -> Command:
         return self._commands.command(
@@ -179,18 +184,9 @@ class RedisStore:
             claim.task_name,
             claim.states,
             push.lease_ms,
-            claim.window_ms,
-            claim.delay_ms,
-            claim.keep,
-            claim.arguments,
-            claim.keep_ms,
-            claim.on_conflict,
-            claim.parent,
-            claim.max_wait_ms,
-            claim.join,
-            "c" if claim.canvas else "",
-            attempt_mark(claim.task_id, push.attempt),
-            int(self._connections.timeout_s * RECEIPT_TIMEOUTS * 1000),
+            *_claim_arguments(claim),
+            _attempt_mark(claim.task_id, push.attempt),
+            self._receipt_ms,
             push.head,
             push.middle,
             push.tail,
@@ -206,7 +202,7 @@ class RedisStore:
     def withdraw(
         self, key: str, task_id: str, attempt: str, mark_ms: int
     ) -> Literal["withdrawn", "active"]:
-        arguments = (task_id, attempt_mark(task_id, attempt), mark_ms)
+        arguments = (task_id, _attempt_mark(task_id, attempt), mark_ms)
         receipt = self._layout.receipt_of(key, attempt)
         reply: Literal["withdrawn", "active"]
         reply = self._commands.run(scripts.WITHDRAW, key, *arguments, more_keys=(receipt,)).decode()
@@ -226,6 +222,8 @@ class RedisStore:
         return lambda: self._all_acquired(wait(), claims)
 
     def _acquired(self, key: str, reply: Any, claim: Claim) -> Acquired:
+        if isinstance(reply, int):  # created, with nothing to add
+            return Acquired("created", None, reply)
         if isinstance(reply, Exception):
             self._commands.check([reply])
         try:
@@ -252,16 +250,7 @@ class RedisStore:
             claim.task_name,
             claim.states,
             claim.grace_ms,
-            claim.window_ms,
-            claim.delay_ms,
-            claim.keep,
-            claim.arguments,
-            claim.keep_ms,
-            claim.on_conflict,
-            claim.parent,
-            claim.max_wait_ms,
-            claim.join,  # third from the end: see cluster.py
-            "c" if claim.canvas else "",
+            *_claim_arguments(claim),  # its last but one is third from the end: see cluster.py
             _flag(claim.again),  # the last one: see _resend
         )
 
@@ -556,6 +545,30 @@ def _resend(command: Command) -> Command:
     return (*command[:-1], "1") if command[1] in _ADMITTING else command
 
 
+def _attempt_mark(task_id: str, attempt: str) -> str:
+    """The id of the mark of a publish attempt that was withdrawn.
+
+    A mark of its own: the task's mark is dropped once another call uses the task's id.
+    """
+    return f"{task_id}/{attempt}"
+
+
+def _claim_arguments(claim: Claim) -> tuple[str | int, ...]:
+    """What acquire and publish receive of a claim, behind the lease."""
+    return (
+        claim.window_ms,
+        claim.delay_ms,
+        claim.keep,
+        claim.arguments,
+        claim.keep_ms,
+        claim.on_conflict,
+        claim.parent,
+        claim.max_wait_ms,
+        claim.join,
+        "c" if claim.canvas else "",
+    )
+
+
 def _finish_arguments(finish: Finish) -> tuple[str | int, ...]:
     return (
         finish.task_id,
@@ -578,8 +591,6 @@ def _finished(reply: list[Any]) -> Finished:
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:
-    if isinstance(reply, int):
-        return Acquired("created", None, reply)
     if isinstance(reply[0], int):
         now, eta, after, *replaced = reply
         ids = sorted((each[1:].decode(), each[:1] == b"c") for each in replaced)

@@ -13,15 +13,16 @@
 --          outcome, 20 the rest, 21 "1" when the same attempt is repeated (times in ms)
 -- Returns  as acquire; QUEUE and the server's error: the message was refused; WITHDRAWN: the attempt was
 --          withdrawn before
-local offset, id, name, lease = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[5] + 0
-local head, middle, tail, receipt_for, again = ARGV[18], ARGV[19], ARGV[20], ARGV[17], ARGV[21] == "1"
+local offset, id, name, states, lease = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4], ARGV[5] + 0
+local window, delay, keep, arguments, kept = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, ARGV[14]
+local in_canvas, attempt, receipt_for = ARGV[15], ARGV[16], ARGV[17]
+local head, middle, tail, again = ARGV[18], ARGV[19], ARGV[20], ARGV[21] == "1"
 local queue, receipt = KEYS[5], KEYS[6]
 if again then
   local reply = redis.call("GET", receipt)
   if reply then return cjson.decode(reply) end
 end
-local window, delay, keep, arguments, kept = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-local in_canvas, attempt = ARGV[15], ARGV[16]
 -- @include stored
 
 -- Fast path, before the first function: nothing is stored under the key, as for nearly every new
@@ -38,8 +39,6 @@ end
 
 window, delay, kept = window + 0, delay + 0, kept + 0
 if kept == 0 then kept = window end
-local states, strategy, parent = ARGV[4], ARGV[11], ARGV[12]
-local max_wait, message = ARGV[13] + 0, ARGV[14]
 -- @include single_task
 -- @include plain_duplicate
 -- @include packing

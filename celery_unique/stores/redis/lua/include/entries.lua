@@ -1,4 +1,7 @@
--- entries: what is stored under the key, and how an entry is written. Included first by a script
--- without a fast path that needs to come before functions.
+-- entries: what is stored under the key, and how an entry is written. Included first by every script
+-- whose fast path, if any, uses the functions.
+--
+-- Expects  offset, the clock offset in ms
+-- Defines  what stored and packing define
 -- @include stored
 -- @include packing
