@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from .exceptions import UniqueKeyError as UniqueKeyError
     from .exceptions import UnreadableRecord as UnreadableRecord
     from .installation import install as install
+    from .installation.task import UniqueTask as UniqueTask
+    from .installation.types import UniqueApp as UniqueApp
+    from .installation.types import shared_task as shared_task
     from .keys.time_bucket import time_bucket as time_bucket
     from .locks import Lock as Lock
     from .locks import lookup as lookup
     from .locks import release as release
     from .operations.manifest import manifest as manifest
+    from .policy.option_types import CallOptions as CallOptions
+    from .policy.option_types import TaskOptions as TaskOptions
     from .policy.policy import UniquePolicy as UniquePolicy
     from .publish.apply_many import apply_many as apply_many
     from .publish.results import UniqueEagerResult as UniqueEagerResult
@@ -36,7 +41,6 @@ if TYPE_CHECKING:
     from .reporting import unique_released as unique_released
     from .reporting import unique_store_error as unique_store_error
     from .reporting import unique_superseded as unique_superseded
-    from .task import UniqueTask as UniqueTask
 
 
 __version__ = "0.1.0"
@@ -44,6 +48,7 @@ __version__ = "0.1.0"
 #: Public name -> the module that has it.
 _HOME = {
     "BatchInterrupted": "exceptions",
+    "CallOptions": "policy.option_types",
     "CeleryUniqueError": "exceptions",
     "ConfigurationError": "exceptions",
     "DuplicateTask": "exceptions",
@@ -52,17 +57,20 @@ _HOME = {
     "InvalidPolicy": "exceptions",
     "Lock": "locks",
     "StoreUnavailable": "exceptions",
+    "TaskOptions": "policy.option_types",
+    "UniqueApp": "installation.types",
     "UniqueEagerResult": "publish.results",
     "UniqueKeyError": "exceptions",
     "UniquePolicy": "policy.policy",
     "UniqueResult": "publish.results",
-    "UniqueTask": "task",
+    "UniqueTask": "installation.task",
     "UnreadableRecord": "exceptions",
     "apply_many": "publish.apply_many",
     "install": "installation",
     "lookup": "locks",
     "manifest": "operations.manifest",
     "release": "locks",
+    "shared_task": "installation.types",
     "time_bucket": "keys.time_bucket",
     "unique_acquired": "reporting",
     "unique_conflict": "reporting",

@@ -71,7 +71,7 @@ def _json(value: Any, kind: type, example: str) -> Any:
     if isinstance(value, kind):
         return value
     try:
-        document: Any = json.loads(value)  # type: ignore[no-untyped-call]
+        document: Any = json.loads(value)
     except (ValueError, TypeError, KeyError, RecursionError):
         document = None
     if isinstance(document, kind):

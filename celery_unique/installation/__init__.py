@@ -30,14 +30,17 @@ All of them are of one app, or of an object of it, except ``Context.unique`` and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_unique.config.settings import check_setting_names
 
 from .fixup import FIXUP, UniqueFixup
 
+if TYPE_CHECKING:
+    from .types import UniqueApp
 
-def install(app: Any, **settings: Any) -> Any:
+
+def install(app: Any, **settings: Any) -> UniqueApp:
     """Make every task of ``app`` accept ``unique=...``, and return the app.
 
     Call it where the app is made, before the first use of a task. Idempotent, and connects to
@@ -54,4 +57,4 @@ def install(app: Any, **settings: Any) -> Any:
     if not any(isinstance(fixup, UniqueFixup) for fixup in app._fixups):
         app.fixups = {*app.fixups, FIXUP}
         app._fixups.append(UniqueFixup(app))
-    return app
+    return app  # type: ignore[no-any-return]

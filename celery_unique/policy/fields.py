@@ -8,7 +8,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, get_args
 
 from celery_unique.exceptions import InvalidPolicy, nearest, one_of, shown, suggestion
 
@@ -17,10 +17,15 @@ from .states import GROUPS, LIVE, STATES
 
 __all__ = ["CHECKS", "DEFAULTS", "DIMENSIONS", "OPTION_OF", "label", "names_in_format"]
 
-DIMENSIONS = ("type", "queue", "args", "meta")
-CONFLICT_STRATEGIES = ("ignore", "reject", "replace", "replace_except_schedule", "rerun")
+# What type checkers of users see, and what is checked at run time.
+Dimension = Literal["type", "queue", "args", "meta"]
+OnConflict = Literal["ignore", "reject", "replace", "replace_except_schedule", "rerun"]
+IdentityStrategy = Literal["strict", "caller_provided", "always_unique"]
+
+DIMENSIONS: tuple[str, ...] = get_args(Dimension)
+CONFLICT_STRATEGIES: tuple[str, ...] = get_args(OnConflict)
 REPLACING = ("replace", "replace_except_schedule")
-IDENTITY_STRATEGIES = ("strict", "caller_provided", "always_unique")
+IDENTITY_STRATEGIES: tuple[str, ...] = get_args(IdentityStrategy)
 
 #: The option of a task or a call that sets each field.
 OPTION_OF = {

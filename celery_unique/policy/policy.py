@@ -17,8 +17,17 @@ from celery_unique.exceptions import (
 
 from . import ojs
 from .durations import to_iso8601
-from .fields import CHECKS, DEFAULTS, REPLACING, label, names_in_format
-from .states import GROUPS, explain_gaps
+from .fields import (
+    CHECKS,
+    DEFAULTS,
+    REPLACING,
+    Dimension,
+    IdentityStrategy,
+    OnConflict,
+    label,
+    names_in_format,
+)
+from .states import GROUPS, StateGroup, StateName, explain_gaps
 
 __all__ = [
     "UniquePolicy",
@@ -60,26 +69,26 @@ class UniquePolicy(_FromDocument):
     #: The states in which a task makes a call a duplicate.
     states: tuple[str, ...]
     #: What happens to a duplicate.
-    on_conflict: str
+    on_conflict: OnConflict
     #: Makes the key from the bound arguments, instead of ``args``.
     key: Callable[..., Any] | str | None
     #: How long replacing may push a task back.
     max_wait: timedelta | None
     #: Whether the key comes from the call or from its ``idempotency_key``.
-    identity_strategy: str
+    identity_strategy: IdentityStrategy
 
     def __init__(
         self,
         *,
-        keys: Iterable[str] | str = DEFAULTS["keys"],
+        keys: Iterable[Dimension] | Dimension = DEFAULTS["keys"],
         args_keys: Iterable[str] | str | None = None,
         meta_keys: Iterable[str] | str | None = None,
         period: float | timedelta | str | None = None,
-        states: Iterable[str] | str = DEFAULTS["states"],
-        on_conflict: str = "ignore",
+        states: Iterable[StateName] | StateGroup = DEFAULTS["states"],
+        on_conflict: OnConflict = "ignore",
         key: Callable[..., Any] | str | None = None,
         max_wait: float | timedelta | str | None = None,
-        identity_strategy: str = "strict",
+        identity_strategy: IdentityStrategy = "strict",
     ) -> None:
         given = locals()
         for field, check in CHECKS.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import lru_cache
+from typing import Literal
 
 __all__ = ["GROUPS", "LIVE", "STATES", "TERMINAL", "State", "explain_gaps"]
 
@@ -25,6 +26,19 @@ class State(StrEnum):
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
 
+
+#: For type checkers: the names of the states, and those of ``GROUPS``.
+StateName = Literal[
+    "pending",
+    "scheduled",
+    "available",
+    "active",
+    "retryable",
+    "completed",
+    "discarded",
+    "cancelled",
+]
+StateGroup = Literal["until_start", "until_done", "until_success", "window"]
 
 #: By name, as policies hold them.
 STATES = tuple(state.value for state in State)

@@ -309,4 +309,4 @@ def _wrap_put() -> None:
             return None
         return put(channel, queue, message, **options)
 
-    Channel._put = _put  # type: ignore[assignment,method-assign]
+    Channel._put = _put

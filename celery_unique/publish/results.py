@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
 
 from celery import current_app
 from celery.backends.base import DisabledBackend
@@ -14,13 +14,28 @@ from celery_unique.config.app_state import state_of
 
 from .stored_meta import StoredUnique, carry, read
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+
 logger = logging.getLogger("celery_unique")
 
 
-OUTCOMES = (
-    *("created", "deduplicated", "replaced", "joined", "rerun", "bypassed"),
+Outcome = Literal[
+    "created",
+    "deduplicated",
+    "replaced",
+    "joined",
+    "rerun",
+    "bypassed",
     "would_deduplicate",
-)
+]
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
 
 @dataclass(slots=True)
@@ -42,9 +57,9 @@ class CallFacts:
     call_facts: CallOutcome = _BYPASSED
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         """One of `OUTCOMES`."""
-        return self.call_facts.outcome
+        return self.call_facts.outcome  # type: ignore[return-value]
 
     @property
     def deduplicated(self) -> bool:
@@ -66,8 +81,13 @@ class CallFacts:
         return None
 
 
-class UniqueResult(CallFacts, AsyncResult):
+class UniqueResult(CallFacts, AsyncResult, Generic[R_co]):
     """An ``AsyncResult`` of the task that does the work: the caller's own, or the holder."""
+
+    if TYPE_CHECKING:
+        id: str
+
+        def get(self, timeout: float | None = None, **options: Any) -> R_co: ...
 
     @property
     def unique(self) -> StoredUnique | None:
@@ -103,21 +123,26 @@ class UniqueResult(CallFacts, AsyncResult):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.id, self.backend, self.parent, self.call_facts)
 
-    def __copy__(self) -> UniqueResult:
+    def __copy__(self) -> UniqueResult[R_co]:
         return with_facts(super().__copy__(), self.call_facts)  # type: ignore[no-any-return]
 
 
-class UniqueEagerResult(CallFacts, EagerResult):
+class UniqueEagerResult(CallFacts, EagerResult, Generic[R_co]):
     """The result of an eager call."""
+
+    if TYPE_CHECKING:
+        id: str
+
+        def get(self, timeout: float | None = None, **options: Any) -> R_co: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_eager, (self.__reduce_args__(), self.call_facts)
 
-    def __copy__(self) -> UniqueEagerResult:
+    def __copy__(self) -> UniqueEagerResult[R_co]:
         return _restore_eager(self.__reduce_args__(), self.call_facts)
 
 
-def result_class(app: Any) -> type[UniqueResult]:
+def result_class(app: Any) -> type[UniqueResult[Any]]:
     """The app's own ``AsyncResult`` with our attributes, keeping a user's class."""
     existing = app.AsyncResult
     if issubclass(existing, UniqueResult):
@@ -133,13 +158,13 @@ def with_facts(result: Any, facts: CallOutcome) -> Any:
     return result
 
 
-def eager_result(result: EagerResult) -> UniqueEagerResult:
+def eager_result(result: EagerResult) -> UniqueEagerResult[Any]:
     if isinstance(result, UniqueEagerResult):
         return result
     return _restore_eager(result.__reduce_args__(), _BYPASSED)
 
 
-def _restore(task_id: str, backend: Any, parent: Any, facts: CallOutcome) -> UniqueResult:
+def _restore(task_id: str, backend: Any, parent: Any, facts: CallOutcome) -> UniqueResult[Any]:
     result = result_class(current_app._get_current_object())(
         task_id, backend=carry(backend), parent=parent
     )
@@ -147,7 +172,7 @@ def _restore(task_id: str, backend: Any, parent: Any, facts: CallOutcome) -> Uni
     return result
 
 
-def _restore_eager(arguments: tuple[Any, ...], facts: CallOutcome) -> UniqueEagerResult:
-    result = UniqueEagerResult(*arguments)
+def _restore_eager(arguments: tuple[Any, ...], facts: CallOutcome) -> UniqueEagerResult[Any]:
+    result: UniqueEagerResult[Any] = UniqueEagerResult(*arguments)
     result.call_facts = facts
     return result

@@ -1,43 +1,108 @@
-"""The package carries its types: a user's checker sees them, and sees mistakes."""
+"""The package carries its types: checkers of users accept right use, and refuse wrong use."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-pytestmark = pytest.mark.slow  # mypy reads the whole package
+from celery_unique import CallOptions, TaskOptions, UniqueTask
+from celery_unique.policy.option_names import CALL_ONLY, TASK_OPTIONS
+from celery_unique.policy.option_types import UniqueOptions
+from celery_unique.policy.states import GROUPS, STATES, StateGroup, StateName
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+BIN = Path(sys.executable).parent
+FILES = ("sample_use.py", "wrong_use.py")
+
+STRICT = "[mypy]\nstrict = true\n"
+#: As where celery-types is not installed.
+WITHOUT_STUBS = f"""{STRICT}disallow_subclassing_any = false
+
+[mypy-celery.*,kombu.*]
+follow_imports = skip
+follow_imports_for_stubs = true
+"""
 
 
-def mypy(file: str) -> str:
-    command = [sys.executable, "-m", "mypy", "--no-incremental", str(HERE / file)]
-    # Celery has no types of its own, which is not this package's mistake.
-    run = subprocess.run(
-        [*command, "--config-file", str(ROOT / "pyproject.toml")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+def mypy(directory: Path, config: str = STRICT) -> list[str | Path]:
+    (directory / "mypy.ini").write_text(config)
+    return ["mypy", "--config-file", "mypy.ini", "--no-incremental", *FILES]
+
+
+def mypy_without_stubs(directory: Path) -> list[str | Path]:
+    return mypy(directory, WITHOUT_STUBS)
+
+
+def pyright(directory: Path) -> list[str | Path]:
+    (directory / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    return ["pyright", "--project", ".", "--pythonpath", sys.executable]
+
+
+def ty(_: Path) -> list[str | Path]:
+    return ["ty", "check", "--python", sys.executable, "--output-format", "concise", *FILES]
+
+
+@pytest.fixture(scope="module", params=[mypy, mypy_without_stubs, pyright, ty])
+def checked(request, tmp_path_factory):
+    """The name of a checker, and its report."""
+    checker = request.param
+    # Elsewhere, since here the package counts as code of the user, which is checked as well.
+    directory = tmp_path_factory.mktemp(checker.__name__)
+    for name in FILES:
+        (directory / name).write_text((HERE / name).read_text())
+    command, *arguments = checker(directory)
+    done = subprocess.run(
+        [BIN / command, *arguments], cwd=directory, capture_output=True, text=True, check=False
     )
-    return run.stdout
+    assert done.returncode == 1, done.stdout + done.stderr
+    return checker.__name__, done.stdout
 
 
-def test_a_users_code_type_checks_in_strict_mode() -> None:
-    assert "Success: no issues found" in mypy("sample_use.py")
+def lines_with_errors(report: str, file: str) -> set[int]:
+    return {int(line) for line in re.findall(rf"{file}:(\d+):.*error", report)}
 
 
-def test_wrong_use_is_seen_by_the_type_checker() -> None:
-    lines = (HERE / "wrong_use.py").read_text().splitlines()
-    marked = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+@pytest.mark.slow
+def test_a_checker_accepts_the_code_of_a_user(checked):
+    _, report = checked
 
-    found = {
-        int(number) for number in re.findall(r"wrong_use\.py:(\d+): error", mypy("wrong_use.py"))
+    assert lines_with_errors(report, "sample_use.py") == set(), report
+
+
+@pytest.mark.slow
+def test_a_checker_refuses_each_mistake(checked):
+    checker, report = checked
+    wrong = {
+        number
+        for number, line in enumerate((HERE / "wrong_use.py").read_text().splitlines(), 1)
+        if "# wrong" in line and not (checker == "ty" and line.endswith("but not for ty"))
     }
 
-    assert found == marked
+    assert lines_with_errors(report, "wrong_use.py") == wrong
+
+
+def test_the_types_name_every_option():
+    celerys = {"name", "queue", "countdown"}
+
+    assert set(UniqueOptions.__annotations__) == TASK_OPTIONS
+    assert {option for option in vars(UniqueTask) if option in TASK_OPTIONS} == TASK_OPTIONS
+    assert set(CallOptions.__annotations__) >= TASK_OPTIONS | CALL_ONLY
+    assert not CALL_ONLY & set(TaskOptions.__annotations__)
+    assert celerys <= set(CallOptions.__annotations__) | set(TaskOptions.__annotations__)
+
+
+def test_the_types_name_every_state():
+    assert get_args(StateName) == STATES
+    assert set(get_args(StateGroup)) == set(GROUPS)
+
+
+def test_the_sample_uses_every_option():
+    sample = (HERE / "sample_use.py").read_text()
+
+    assert {name for name in TASK_OPTIONS | CALL_ONLY if f"{name}=" not in sample} == set()

@@ -16,11 +16,12 @@ PACKAGE = Path(celery_unique.__file__).parent
 #: Module -> the names that the docs promise at this path.
 DOCUMENTED = {
     "celery_unique": """
-        BatchInterrupted CeleryUniqueError ConfigurationError DuplicateTask IdempotencyKeyConflict
-        IdempotencyKeyRequired InvalidPolicy Lock StoreUnavailable UniqueEagerResult UniqueKeyError
-        UniquePolicy UniqueResult UniqueTask UnreadableRecord apply_many install lookup manifest
-        release time_bucket unique_acquired unique_conflict unique_lost unique_released
-        unique_store_error unique_superseded __version__""",
+        BatchInterrupted CallOptions CeleryUniqueError ConfigurationError DuplicateTask
+        IdempotencyKeyConflict IdempotencyKeyRequired InvalidPolicy Lock StoreUnavailable
+        TaskOptions UniqueApp UniqueEagerResult UniqueKeyError UniquePolicy UniqueResult UniqueTask
+        UnreadableRecord apply_many install lookup manifest release shared_task time_bucket
+        unique_acquired unique_conflict unique_lost unique_released unique_store_error
+        unique_superseded __version__""",
     "celery_unique.exceptions": """
         BatchInterrupted CeleryUniqueError ConfigurationError DuplicateTask IdempotencyKeyConflict
         IdempotencyKeyRequired InvalidPolicy StoreUnavailable UniqueKeyError UniquePolicyWarning
