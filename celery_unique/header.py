@@ -97,19 +97,24 @@ class LockHeader:
         for name in ("id", "key"):
             if name not in packed:
                 return None, f"{name} is missing"
-        known: dict[str, Any] = {}
-        for name, attribute in _FIELDS.items():
-            if name in packed:
-                is_right, wanted = _CHECKS[name]
-                if not is_right(packed[name]):
-                    return None, f"{name} must be {wanted}, not {_kind(packed[name])}"
-                known[attribute] = packed[name]
-        unknown = {name: value for name, value in packed.items() if name not in _FIELDS}
-        return cls(**known, unknown=unknown), ""
+        header = cls(packed["id"], packed["key"])
+        unknown = {}
+        for name, value in packed.items():
+            check = _CHECKS.get(name)
+            if check is None:
+                unknown[name] = value
+                continue
+            is_right, wanted = check
+            if not is_right(value):
+                return None, f"{name} must be {wanted}, not {_kind(value)}"
+            setattr(header, _FIELDS[name], value)
+        header.unknown = unknown
+        return header, ""
 
-    def received_as(self, delivery: str) -> LockHeader:
-        """As a worker receives it: the fields that only a worker sets are set anew."""
-        return replace(self, delivery=delivery, token=0, again=False, watched=False)
+    def receive_as(self, delivery: str) -> None:
+        """In a worker that receives the message: set the fields anew that only a worker sets."""
+        self.delivery = delivery
+        self.token, self.again, self.watched = 0, False, False
 
     def as_published(self) -> LockHeader:
         """Without the fields that only a worker sets, for a retry: a message of its own, of which

@@ -66,11 +66,15 @@ class AppState:
         #: The last walk of the store for the keys of ids: when, how long (seconds), and the result.
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
         self._leases: Leases | None = None
-        self._parts: dict[type, Any] = {}
+        #: By class, as ``part`` has made them; empty again after a change of the settings. For
+        #: each message of a worker, which does not look for such a change: its renewals do.
+        self.parts: dict[type, Any] = {}
         #: Tasks that calls of this process follow.
         self.joined: BoundedDict[str, None] = BoundedDict(MOST_JOINED)
         #: The newest that this process noticed.
         self.failovers: deque[FailOver] = deque(maxlen=REMEMBERED)
+        #: In a worker: notes that the message of a request waits there.
+        self.register_waiting: Callable[[Any], None] | None = None
         #: Runs jobs in a worker's thread, so that its main loop need not wait.
         self.background: Callable[[Callable[[], object]], bool] | None = None
 
@@ -99,7 +103,7 @@ class AppState:
                 self._settings = settings
                 reporting.switches(enabled=settings.enabled, dry_run=settings.dry_run)
             self._leases = None
-            self._parts.clear()
+            self.parts.clear()
             # Every call needs these, and Celery looks up a setting in several places.
             self.results_by_message = str(self.app.conf.result_backend or "").startswith("rpc")
             self.sends_sent_events = bool(self.app.conf.task_send_sent_event)
@@ -171,7 +175,7 @@ class AppState:
             if store is not None:
                 with suppress(StoreUnavailable):
                     store.flush()
-        for part in list(self._parts.values()):
+        for part in list(self.parts.values()):
             part.flush()
 
     def _close_stores(self) -> None:
@@ -192,10 +196,10 @@ class AppState:
         """The one object of this class, made by ``kind.of`` on first use and again after a change
         of the settings."""
         _ = self.settings  # first: a change of it forgets the parts
-        part = self._parts.get(kind)
+        part = self.parts.get(kind)
         if part is None:
             with self._mutex:
-                part = self._parts[kind] = kind.of(self)
+                part = self.parts[kind] = kind.of(self)
         return part
 
     def use_store(self, store: LockStore | None) -> LockStore | None:
@@ -206,7 +210,7 @@ class AppState:
             if store is not None:
                 for watch in self._store_watchers:
                     watch(store)
-            self._parts.clear()
+            self.parts.clear()
         return before
 
 

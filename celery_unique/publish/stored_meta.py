@@ -25,7 +25,7 @@ from celery.app.task import Context
 
 from celery_unique.followers.complete import reason_of
 from celery_unique.header import HEADER, LockHeader
-from celery_unique.keys.digest import short_key
+from celery_unique.keys.digest import SHORT_KEY
 from celery_unique.stores.base import LONGEST_TEXT, ResultWrite
 from celery_unique.stores.record import State
 
@@ -77,7 +77,7 @@ def facts_of(request: Any) -> dict[str, Any] | None:
         header = LockHeader.from_message(getattr(request, HEADER, None))
         if header is None or header.task_id != request.id:
             return None
-    facts: dict[str, Any] = {"key": short_key(header.key), "outcome": header.outcome or "created"}
+    facts: dict[str, Any] = {"key": header.key[:SHORT_KEY], "outcome": header.outcome or "created"}
     duplicates = getattr(delivery, "duplicates", None)
     if duplicates is not None:
         facts["duplicates"] = duplicates

@@ -18,6 +18,7 @@ from celery_unique.stores.record import State
 from celery_unique.worker import remote_control  # noqa: F401  makes unique_held known
 
 from .deliveries import Deliveries
+from .delivery import on_received
 from .held_requests import held_requests
 from .lock_client import WorkerLockClient
 from .reaper import Reaper
@@ -38,17 +39,17 @@ class WorkerBootstrap:
     def connect(self) -> None:
         for name, task in self._app_state.app.tasks.items():
             if not name.startswith("celery."):
-                use_unique_requests(task)
+                use_unique_requests(self._app_state, task)
         for signal, receiver in (
             (signals.worker_ready, self._on_ready),
             (signals.worker_shutting_down, self._on_shutting_down),
             (signals.worker_shutdown, self._on_shutdown),
-            (signals.task_received, self._on_received),
             (signals.task_unknown, self._on_rejected),
             (signals.task_rejected, self._on_rejected),
         ):
             # Named: up to 5.6, Celery takes the methods of two workers for one receiver.
             signal.connect(receiver, dispatch_uid=object())
+        signals.task_received.connect(on_received, dispatch_uid=on_received.__qualname__)
         self._wrap_revoke()
 
     def _wrap_revoke(self) -> None:
@@ -80,6 +81,7 @@ class WorkerBootstrap:
         if sender is not None and sender.app is self._app_state.app and self._renewer is None:
             self._renewer = Renewer(self._app_state, self._worker)
             self._renewer.start()
+            self._app_state.register_waiting = self._renewer.received
             self._reaper = Reaper(self._app_state)
             self._reaper.start()
             self._wrap_decode_errors(sender)
@@ -101,6 +103,7 @@ class WorkerBootstrap:
 
     def _on_shutdown(self, sender: Any = None, **_: Any) -> None:
         if self._renewer is not None:
+            self._app_state.register_waiting = None
             self._renewer.stop()
             self._renewer.return_unstarted()
             self._renewer = None
@@ -113,13 +116,6 @@ class WorkerBootstrap:
         while on_the_way:
             on_the_way.popitem()[1].keep()
         self._app_state.part(WorkerLockClient).events.flush()
-
-    def _on_received(self, sender: Any = None, request: Any = None, **_: Any) -> None:
-        delivery = getattr(request, "unique_delivery", None)
-        if delivery is not None:
-            delivery.received_by(sender)
-            if self._renewer is not None:
-                self._renewer.received(request)
 
     def _on_rejected(self, sender: Any = None, message: Any = None, **_: Any) -> None:
         """Unregistered, or invalid: a worker that knows the task may get it from a dead letter
@@ -137,7 +133,7 @@ class WorkerBootstrap:
             )
         if header is None or header.task_id != headers.get("id"):
             return
-        header = header.received_as(str(DeliveryName.new(getattr(sender, "hostname", None))))
+        header.receive_as(str(DeliveryName.new(getattr(sender, "hostname", None))))
         state = State.DISCARDED
         finished = client.finish(header, task_name, state, backstop=True, rejected=rejected)
         if finished is not None and finished.settle:

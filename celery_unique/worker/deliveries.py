@@ -8,6 +8,7 @@ then the worker's main process, which saw the task end, records the end.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ class Deliveries:
     def __init__(self) -> None:
         #: Let through the gate, and not taken by a process or thread of the pool, as far as is
         #: known. Bounded, since Celery drops some when it reconnects.
-        self.on_the_way: BoundedDict[str, Delivery] = BoundedDict(REMEMBERED)
+        self.on_the_way: OrderedDict[str, Delivery] = OrderedDict()
         #: Finished, with messages that the event loop has yet to acknowledge. Until they are
         #: settled, a second delivery of the message must find the first alive.
         self.unacknowledged: BoundedDict[str, Delivery] = BoundedDict(REMEMBERED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -25,7 +24,7 @@ from celery_unique.stores.base import ResultWrite
 from celery_unique.stores.record import State
 
 from .ack import Acknowledgement
-from .deliveries import Deliveries
+from .deliveries import REMEMBERED, Deliveries
 from .lock_client import WorkerLockClient
 
 #: While a body keeps the event loop waiting for so long, the connection may break unnoticed.
@@ -131,8 +130,11 @@ class Delivery:
 
     def __init__(self, app_state: AppState, header: LockHeader, task: Any) -> None:
         self.app_state = app_state
-        self.client = app_state.part(WorkerLockClient)
-        self._deliveries = app_state.part(Deliveries)
+        parts = app_state.parts
+        self.client: WorkerLockClient = parts.get(WorkerLockClient) or app_state.part(
+            WorkerLockClient
+        )
+        self._deliveries: Deliveries = parts.get(Deliveries) or app_state.part(Deliveries)
         self.header = header
         self.task = task
         self.started = False
@@ -221,14 +223,14 @@ class Delivery:
 
     def start(self, token: int) -> None:
         """The gate lets it run: it goes to the pool."""
-        again, watched = self.may_exist_twice(), self._is_watched()
-        self.header = replace(self.header, token=token, again=again, watched=watched)
+        header, on_the_way = self.header, self._deliveries.on_the_way
+        header.token, header.again = token, self.may_exist_twice()
+        header.watched = sends_events(self.eventer, self.task)
         self.started = True
         self.state = DeliveryState.STARTED
-        self._deliveries.on_the_way.remember(self.name, self)
-
-    def _is_watched(self) -> bool:
-        return sends_events(self.eventer, self.task)
+        on_the_way[header.delivery] = self
+        if len(on_the_way) > REMEMBERED:
+            on_the_way.popitem(last=False)
 
     def accepted(self, process: int) -> None:
         """A process of the pool has taken it, or a thread of this one."""
@@ -301,11 +303,9 @@ class Delivery:
         """The deferred release, with the result that is stored. False: the store did not write
         the result."""
         self.deferred = None
-        written = self._finish(
-            state,
-            bool(self.task.acks_late) or self.is_unacknowledged(),
-            result=result,
-        )
+        settle_later = bool(self.task.acks_late) or self.is_unacknowledged()
+        written = self._finish(state, settle_later, result=result)
+        # Not before: until the store has it, the lock is renewed.
         self.finished()
         if self.task.acks_late:
             self.unsettled = False  # the acknowledgement settles it
@@ -347,7 +347,7 @@ class Delivery:
             self.unsettled = True
             return
         if not self.started:
-            self.header = replace(self.header, watched=self._is_watched())
+            self.header.watched = sends_events(self.eventer, self.task)
         self.finished()
         self._finish(self.outcome, False, backstop=True, rejected=self.rejected)
 
@@ -439,12 +439,17 @@ class Delivery:
         """Result and acknowledgement are out."""
         self.state = DeliveryState.SETTLED
         self._deliveries.unacknowledged.pop(self.name, None)
-        self.client.settle(
-            replace(self.header, again=again),
-            self.task.name,
-            self.outcome,
-            rejected=self.rejected,
-        )
+        self.header.again = again
+        self.client.settle(self.header, self.task.name, self.outcome, rejected=self.rejected)
+
+
+def on_received(sender: Any = None, request: Any = None, **_: Any) -> None:
+    """Receives ``task_received``: the message is the worker's, and its task is not revoked."""
+    delivery: Delivery | None = getattr(request, "unique_delivery", None)
+    if delivery is not None:
+        delivery.received_by(sender)
+        if delivery.app_state.register_waiting is not None:
+            delivery.app_state.register_waiting(request)
 
 
 def _is_stored(task: Any, request: Any, end: End) -> bool:

@@ -6,13 +6,14 @@ is retried in the background.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
@@ -35,6 +36,10 @@ from celery_unique.stores.record import State, TaskEntry
 from celery_unique.stores.retry_queue import RetryQueue
 
 from .monitor_events import DuplicateEvents
+
+logger = logging.getLogger("celery_unique")
+
+Reply = TypeVar("Reply")
 
 
 class WorkerLockClient:
@@ -69,15 +74,27 @@ class WorkerLockClient:
     def renewal_failed(self) -> None:
         self._renewal_failed_at = time.monotonic()
 
+    def _run(
+        self, breakers: Breakers, act: Callable[..., Reply], key: str, *arguments: Any
+    ) -> Reply:
+        """``act`` of the store on the key, through its circuit breaker."""
+        breaker = breakers.only or breakers.of(key)
+        if breaker.failures:
+            return breaker.run(partial(act, key, *arguments))
+        try:
+            return act(key, *arguments)
+        except StoreUnavailable as error:
+            breaker.count(error)
+            raise
+
     # -- at the gate: short time-outs, and errors are the gate's to handle -------------------
 
     def start(self, header: LockHeader, task_name: str, acks_late: bool) -> Started:
         start = self._start(header, task_name, acks_late)
-        breaker = self._gate_breakers.of(header.key)
-        started = breaker.run(partial(self._gate_store.start, header.key, start))
+        started = self._run(self._gate_breakers, self._gate_store.start, header.key, start)
         if header.store and header.store not in self._compared_stores:
             self._compare_stores(header, task_name, found=not started.lost)
-        if started.verdict == "run":
+        if started.verdict == "run" and _is_observed(reporting.started):
             reporting.started(task_name, header.task_id, key=header.key)
         if started.lost:
             self._lost(header, task_name, "its lock had lapsed before it started")
@@ -110,8 +127,7 @@ class WorkerLockClient:
         return task is not None and task.running and task.delivery != header.delivery
 
     def _gate_entry(self, header: LockHeader) -> tuple[TaskEntry | None, int]:
-        breaker = self._gate_breakers.of(header.key)
-        record, now = breaker.run(partial(self._gate_store.read, header.key))
+        record, now = self._run(self._gate_breakers, self._gate_store.read, header.key)
         return record.tasks.get(header.task_id), now
 
     def follow(self, header: LockHeader, task_name: str, message: str, holder_id: str) -> bool:
@@ -121,8 +137,8 @@ class WorkerLockClient:
         Raises StoreUnavailable: then the message must not be acknowledged.
         """
         claim = _to_follow(header, task_name, message)
-        breaker = self._gate_breakers.of(header.key)
-        return breaker.run(partial(self._gate_store.follow, header.key, claim, holder_id))
+        follow = self._gate_store.follow
+        return self._run(self._gate_breakers, follow, header.key, claim, holder_id)
 
     # -- while it runs ------------------------------------------------------------------------
 
@@ -137,13 +153,12 @@ class WorkerLockClient:
 
         Until then its key is held as that of a waiting task: for very long, if its worker dies.
         """
-        breaker = self._breakers.of(header.key)
-        record, _ = breaker.run(partial(self.store.read, header.key))
+        record, _ = self._run(self._breakers, self.store.read, header.key)
         task = record.tasks.get(header.task_id)
         if task is None or task.terminal:
             return False  # it has ended meanwhile, or else its end will find that it lapsed
         start = self._start(header, task_name, acks_late)
-        started = breaker.run(partial(self.store.start, header.key, start))
+        started = self._run(self._breakers, self.store.start, header.key, start)
         if started.verdict != "run":
             self._lost(
                 header, task_name, "it started without the store, and its lock is not its own"
@@ -212,12 +227,12 @@ class WorkerLockClient:
         written in the same act.
         """
         finish = self._finish(header, state, settle_later, rejected)
-        act = partial(self.store.finish, header.key, finish)
-        if result is not None:
-            broker_store = cast("BrokerStore", self.store)
-            act = partial(broker_store.finish_with_result, header.key, finish, result)
         try:
-            finished = self._breakers.of(header.key).run(act)
+            if result is None:
+                finished = self._run(self._breakers, self.store.finish, header.key, finish)
+            else:
+                act = cast("BrokerStore", self.store).finish_with_result
+                finished = self._run(self._breakers, act, header.key, finish, result)
         except StoreUnavailable as error:
             # A time-out may have finished it: then there is nothing left, which is no news.
             silent = backstop or not isinstance(error, StoreSkipped)
@@ -335,9 +350,10 @@ class WorkerLockClient:
             if not header.token:
                 self._outlive_the_dead(header, task_name, finish)
             return
-        reporting.released(
-            task_name, header.task_id, app=self.app, key=header.key, reason=str(finish.state)
-        )
+        if _is_observed(reporting.released):
+            reporting.released(
+                task_name, header.task_id, app=self.app, key=header.key, reason=str(finish.state)
+            )
         if finished.duplicates:
             self.events.send(header, task_name, finished.duplicates)
 
@@ -361,6 +377,12 @@ class WorkerLockClient:
         self.retry_queue.retry(
             header.key, what, act, self.leases.queue_ms / 1000, after_s=1.1 * lease_s
         )
+
+
+def _is_observed(event: reporting.Event) -> bool:
+    """Whether the event of every task is logged, or has receivers."""
+    signal = event.signal
+    return logger.isEnabledFor(event.level) or (signal is not None and bool(signal.receivers))
 
 
 def _none() -> None:

@@ -76,6 +76,9 @@ class ReleaseSignals:
         delivery, request = self._running(sender)
         if delivery is None:
             return
+        has_ended = delivery.state is DeliveryState.FINISHED and not delivery.unsettled
+        if has_ended and not delivery.followed and request.id not in self._app_state.joined:
+            return
         if delivery.deferred is not None:  # the result was not stored
             error = sys.exc_info()[1]
             end = delivery.deferred if error is None else end_by(delivery, request, error)
@@ -97,12 +100,12 @@ class ReleaseSignals:
 
     def _running(self, sender: Any) -> tuple[Delivery | None, Any]:
         request = sender.request_stack.top if sender is not None else None
-        if request is None or getattr(request, HEADER, None) is None or request.is_eager:
+        if request is None or sender.app is not self._app_state.app:
             return None, request
-        if sender.app is not self._app_state.app:
-            return None, request
-        known: Delivery | None = request.__dict__.get("unique_delivery")
-        return known or delivery_of(self._app_state, sender, request), request
+        delivery: Delivery | None = request.__dict__.get("unique_delivery")
+        if delivery is None and getattr(request, HEADER, None) is not None:
+            delivery = None if request.is_eager else delivery_of(self._app_state, sender, request)
+        return delivery, request
 
 
 def _settle(delivery: Delivery, celery_state: str | None) -> None:

@@ -203,7 +203,8 @@ class Renewer:
         if self._stop.is_set():
             return
         received = [self._received.popleft() for _ in range(len(self._received))]
-        waiting = [(r, held) for r in received if (held := self._held(r)) and held.held_ms]
+        unstarted = [r for r in received if r.unique_delivery and not r.unique_delivery.started]
+        waiting = [(r, held) for r in unstarted if (held := self._held(r)) and held.held_ms]
         try:
             problem = self._renew_all(waiting)
             if problem is not None:  # the next round records it

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -21,7 +20,7 @@ from celery.worker import state as worker_state
 from kombu.transport.virtual import QoS as VirtualQoS
 
 from celery_unique import reporting
-from celery_unique.config.app_state import state_of
+from celery_unique.config.app_state import AppState
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.continuations import finishing
 from celery_unique.followers.promote import reap_orphans
@@ -48,7 +47,9 @@ class UniqueRequestMixin:
     _request_dict: dict[str, Any]
     _message: Any
 
-    #: All that this library adds. None: the message has no lock.
+    #: Of the app whose tasks have this class.
+    unique_app_state: AppState
+    #: All that this library adds to a request. None: the message has no lock.
     unique_delivery: Delivery | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -58,8 +59,8 @@ class UniqueRequestMixin:
             # Left in the message, for a retry that a newer worker may understand.
             reporting.unreadable_header(self._app, self.name, str(self.id), wrong)
         elif header is not None and header.task_id == self.id:
-            header = header.received_as(str(DeliveryName.new(self.hostname)))
-            self.unique_delivery = Delivery.received(state_of(self._app), header, self)
+            header.receive_as(str(DeliveryName.new(self.hostname)))
+            self.unique_delivery = Delivery.received(self.unique_app_state, header, self)
 
     @cached_property
     def _context(self) -> Any:
@@ -112,7 +113,7 @@ class UniqueRequestMixin:
         # the body, which is still to come, must leave a done mark.
         early = delivery.started and not self.task.acks_late
         if early and not delivery.header.again and delivery.may_exist_twice():
-            delivery.header = replace(delivery.header, again=True)
+            delivery.header.again = True
             self._request_dict[HEADER] = delivery.header.as_message()
 
     def _leave_message(self) -> None:
@@ -252,13 +253,9 @@ def _plain(error: BaseException) -> BaseException:
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
-@cache
-def unique_request_class(base: type) -> type:
-    """Celery's request class of a task, or the user's own, behind the mixin."""
-    if issubclass(base, UniqueRequestMixin):
-        return base
-    return type("UniqueRequest", (UniqueRequestMixin, base), {"__module__": __name__})
-
-
-def use_unique_requests(task: Any) -> None:
-    task.Request = unique_request_class(symbol_by_name(task.Request))
+def use_unique_requests(app_state: AppState, task: Any) -> None:
+    """Put the mixin in front of Celery's request class of a task, or of the user's own."""
+    base = symbol_by_name(task.Request)
+    if not issubclass(base, UniqueRequestMixin):
+        own = {"__module__": __name__, "unique_app_state": app_state}
+        task.Request = type("UniqueRequest", (UniqueRequestMixin, base), own)

@@ -156,7 +156,8 @@ def test_a_key_that_this_release_does_not_make_is_carried(key):
 
 
 def test_what_only_a_worker_adds_is_not_taken_from_a_producer():
-    received = FULL.received_as("w9-1")
+    received = replace(FULL)
+    received.receive_as("w9-1")
 
     assert (received.delivery, received.token, received.again, received.watched) == (
         "w9-1",

@@ -64,7 +64,13 @@ class Commands:
         self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
     ) -> Any:
         command = self.command(script, key, *arguments, more_keys=more_keys)
-        return self.check(self.run_all(script, [command]))[0]
+        if not self.buffer.is_empty:
+            return self.check(self.run_all(script, [command]))[0]
+        replies = self._connections.exchange([command])
+        if isinstance(replies[0], Exception):
+            received = partial(list[Any], replies)
+            replies = self.check(self._receive(received, script, [command], None))
+        return replies[0]
 
     def run_all(
         self, script: Script, commands: Sequence[Command], resend: Resend | None = None

@@ -30,7 +30,12 @@ LONG = Leases(queue_ms=60_000, run_ms=60_000, grace_ms=1_000, retention_ms=1, vi
 def app_state_of(client: Any, leases: Leases) -> Any:
     parts = {WorkerLockClient: client, Deliveries: Deliveries()}
     return SimpleNamespace(
-        part=parts.__getitem__, store=client.store, leases=leases, renewal=None, app=None
+        part=parts.__getitem__,
+        parts=parts,
+        store=client.store,
+        leases=leases,
+        renewal=None,
+        app=None,
     )
 
 
@@ -73,7 +78,7 @@ def test_what_a_pool_takes_while_its_worker_begins_to_stop_leaves_a_done_mark():
     holding.start(lock, "shop.rebuild", acks_late=False)
     runtime = app_state_of(holding, LONG)
     delivery = Delivery(runtime, lock, SimpleNamespace(name="shop.rebuild", acks_late=False))
-    runtime.part(Deliveries).on_the_way.remember(delivery.name, delivery)
+    runtime.part(Deliveries).on_the_way[delivery.name] = delivery
     running: Any = SimpleNamespace(blueprint=SimpleNamespace(state=RUN), consumer=None)
     life = WorkerBootstrap(runtime, running)
     life._renewer = Renewer(runtime, running)

@@ -44,7 +44,7 @@ class Worker:
         self.client = WorkerLockClient(SimpleNamespace(), self.store, self.store, LEASES)
         self.deliveries = Deliveries()
         parts: dict[type, Any] = {WorkerLockClient: self.client, Deliveries: self.deliveries}
-        self.app_state: Any = SimpleNamespace(part=parts.__getitem__, leases=LEASES)
+        self.app_state: Any = SimpleNamespace(part=parts.__getitem__, parts=parts, leases=LEASES)
         self._renewer = Renewer(self.app_state, SimpleNamespace())
 
     def start(self) -> None:

@@ -64,7 +64,9 @@ class Worker:
         token = self.store.start(KEY, _start()).token
         client = WorkerLockClient(app, self.store, self.store, LEASES)
         parts: dict[type, Any] = {WorkerLockClient: client, Deliveries: Deliveries()}
-        app_state: Any = SimpleNamespace(app=app, part=parts.__getitem__, leases=LEASES)
+        app_state: Any = SimpleNamespace(
+            app=app, part=parts.__getitem__, parts=parts, leases=LEASES
+        )
         self.task = SimpleNamespace(
             name="shop.rebuild",
             acks_late=False,

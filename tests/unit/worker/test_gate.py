@@ -59,7 +59,7 @@ class Worker:
         self.client = WorkerLockClient(SimpleNamespace(), self.store, self.store, LEASES)
         parts: dict[type, Any] = {WorkerLockClient: self.client, Deliveries: Deliveries()}
         self.app_state: Any = SimpleNamespace(
-            app=SimpleNamespace(), part=parts.__getitem__, leases=LEASES
+            app=SimpleNamespace(), part=parts.__getitem__, parts=parts, leases=LEASES
         )
         self.timer: list[Any] = []
         self.consumer = SimpleNamespace(

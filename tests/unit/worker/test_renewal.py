@@ -33,7 +33,9 @@ def renewer(holding: WorkerLockClient) -> Renewer:
 
 def app_state_of(holding: WorkerLockClient) -> Any:
     parts: dict[type, Any] = {WorkerLockClient: holding, Deliveries: Deliveries()}
-    return SimpleNamespace(part=parts.__getitem__, leases=LEASES, results_by_message=False)
+    return SimpleNamespace(
+        part=parts.__getitem__, parts=parts, leases=LEASES, results_by_message=False
+    )
 
 
 @pytest.fixture
