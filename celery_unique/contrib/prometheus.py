@@ -51,8 +51,14 @@ TIMED_ACTS = (
     *("acquire", "acquire_many", "give_back", "help", "cancel", "release"),
     *("start", "renew", "finish", "read"),
 )
+#: Acts of some stores, each with the act that it is timed as.
+OTHER_FORMS = {"probe": "acquire", "withdraw": "give_back", "finish_with_result": "finish"}
 #: Acts that some stores can run in two steps, which are timed as one.
-TWO_STEP_ACTS = ("acquire", "acquire_many")
+TWO_STEP_ACTS = {
+    "begin_acquire": "acquire",
+    "begin_acquire_many": "acquire_many",
+    "begin_publish": "acquire",
+}
 #: The acts that ``unique_store_error`` names.
 ERROR_ACTS = (
     *("acquire", "help", "confirm", "give_back", "start", "read", "renew", "retry", "finish"),
@@ -211,10 +217,13 @@ class Metrics:
         watched: Any = store
         for act in TIMED_ACTS:
             setattr(watched, act, self._timed(act, getattr(watched, act)))
-        for act in TWO_STEP_ACTS:
-            begin = getattr(watched, f"begin_{act}", None)
-            if begin is not None:
-                setattr(watched, f"begin_{act}", self._timed_in_two_steps(act, begin))
+        for wrap, acts in (
+            (self._timed, OTHER_FORMS),
+            (self._timed_in_two_steps, TWO_STEP_ACTS),
+        ):
+            for name, act in acts.items():
+                if hasattr(watched, name):
+                    setattr(watched, name, wrap(act, getattr(watched, name)))
 
     def _timed(self, act: str, run: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:

@@ -15,7 +15,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -225,9 +225,9 @@ class AtomicHeader(dict[str, Any]):
         if (expires and queue in expires) or not self._is_at_the_store(channel):
             return None
         self._fill(_CREATED_AT, _OUTCOME)
-        head, _, rest = _dumps(message).partition(f'"{_CREATED_AT}"')
+        head, _, rest = _dumps(self._without_copy(message)).partition(f'"{_CREATED_AT}"')
         middle, _, tail = rest.partition(_OUTCOME)
-        if not tail or len(head) + len(tail) > LONGEST_TEXT:
+        if not tail or len(head) + len(tail) > LONGEST_TEXT or _CREATED_AT in tail:
             return None
         priority = channel._get_message_priority(message, reverse=False)
         return Push(
@@ -238,6 +238,19 @@ class AtomicHeader(dict[str, Any]):
             middle=middle,
             tail=tail,
         )
+
+    def _without_copy(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message, of which one header alone gets the values of the store.
+
+        Tracing libraries repeat all headers in one that is named ``headers``. A worker does not
+        read that copy of ours, and neither does a retry.
+        """
+        headers = message["headers"]
+        copies = headers.get("headers")
+        if not isinstance(copies, dict) or HEADER not in copies:
+            return message
+        copies = {name: value for name, value in copies.items() if name != HEADER}
+        return {**message, "headers": {**headers, "headers": copies}}
 
     def _is_at_the_store(self, channel: Any) -> bool:
         """Whether this channel, which may be that of a broker that kombu failed over to, leads to
@@ -303,6 +316,7 @@ def _wrap_put() -> None:
 
     put: Any = Channel._put
 
+    @wraps(put)
     def _put(channel: Any, queue: str, message: dict[str, Any], **options: Any) -> Any:
         header = message.get("headers", {}).get(HEADER)
         if isinstance(header, AtomicHeader) and not header.put(channel, queue, message, options):

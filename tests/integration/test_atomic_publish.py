@@ -406,6 +406,24 @@ def test_receivers_of_a_publish_see_published_calls_only(place, signal):
     assert sent == [first.id]
 
 
+def test_a_copy_of_the_header_in_another_one_is_left_out(place):
+    """As Sentry copies them: into the header that is named ``headers``."""
+    send = place.app.amqp.send_task_message
+
+    def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+        options["headers"] = {**options["headers"], "headers": dict(options["headers"], trace="t")}
+        return send(producer, name, message, **options)
+
+    place.app.amqp.send_task_message = send_task_message
+    result = place.task.delay("a", 1)
+
+    [message] = place.messages()
+    assert place.pushed == 1
+    assert message["headers"]["headers"] == {"trace": "t"}
+    assert isinstance(message["headers"][HEADER]["at"], int)
+    assert message["headers"][HEADER]["id"] == result.id
+
+
 def test_a_policy_that_changes_the_eta(place):
     late = define(
         place.app,

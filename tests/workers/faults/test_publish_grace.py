@@ -34,7 +34,10 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def stage(make_stage: Callable[..., Stage]) -> Stage:
-    return make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
+    # A publish in one act has no grace: see test_killed_producers.py.
+    return make_stage(
+        unique_publish_grace=LONG_GRACE_S, unique_run_lease=60, unique_atomic_publish=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +206,9 @@ def test_no_call_is_lost_to_publishes_that_fail_after_another_call_was_told(stag
 def fresh_stage(
     make_stage: Callable[..., Stage], tmp_path: Path
 ) -> Iterator[tuple[Stage, Producers]]:
-    stage = make_stage(unique_publish_grace=LONG_GRACE_S, unique_run_lease=60)
+    stage = make_stage(
+        unique_publish_grace=LONG_GRACE_S, unique_run_lease=60, unique_atomic_publish=False
+    )
     with Producers(
         "tests.workers.apps.slow_producer",
         env={STAGED: json.dumps(stage.settings)},
