@@ -249,7 +249,8 @@ def test_of_thousands_of_replacements_none_vanishes_and_one_holds_the_key(
     runs = [run["id"] for run in stage.runs(tag)]
     rejected = sum(call.answer.rejected for each in rounds for call in each)
     report(
-        f"replacing in {'one act' if in_one_act else 'two steps'}: {PROCESSES} processes, {len(calls)} accepted ({rejected} rejected by a "
+        f"replacing in {'one act' if in_one_act else 'two steps'}: "
+        f"{PROCESSES} processes, {len(calls)} accepted ({rejected} rejected by a "
         f"running holder and made again), {len(runs)} ran, {len(superseded)} superseded; "
         f"{watcher.looks} looks, {watcher.with_one} with one holder, {len(watcher.wrong)} with "
         f"more, at most {watcher.most_in_limbo} in limbo; {overlap_of(rounds)}; {took_s:.1f} s"
