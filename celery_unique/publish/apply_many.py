@@ -20,7 +20,7 @@ from celery_unique.exceptions import (
 )
 from celery_unique.stores.base import Acquired
 
-from .atomic import AtomicHeader
+from .atomic import AtomicHeader, add_to_trail
 from .before_publish import conclude
 from .coordinator import UniqueTaskCoordinator
 from .request import PublishOutcome, PublishRequest, collected
@@ -232,23 +232,24 @@ class _Batch:
         assert atomic is not None
         headers = []
         for call in self._calls:
-            header = AtomicHeader(atomic, call.request, collect=True)
+            header = AtomicHeader(atomic.client, call.request, collect=True)
             call.request.send(call.request.task_id, header, None, in_trail=False)
             headers.append(header)
             if header.push is None:  # kombu has pushed it, if it was admitted
-                self._conclude_pushed(call, header.acquired or header.error, confirm=True)
+                error = header.failed.error if header.failed is not None else None
+                self._conclude_pushed(call, header.acquired or error, confirm=True)
         pushed = [
-            (call, header.push)
+            (call, header.claim, header.push)
             for call, header in zip(self._calls, headers, strict=True)
-            if header.push is not None
+            if header.push is not None and header.claim is not None
         ]
         try:
-            pushes = [(call.request, push) for call, push in pushed]
+            pushes = [(call.request, claim, push) for call, claim, push in pushed]
             replies = self._coordinator.client.publish_many(pushes)
         except StoreUnavailable as error:
             self._send_without_store(error)
             return
-        for (call, _), reply in zip(pushed, replies, strict=True):
+        for (call, _, _), reply in zip(pushed, replies, strict=True):
             self._conclude_pushed(call, reply)
 
     def _conclude_pushed(
@@ -263,9 +264,12 @@ class _Batch:
             return
         call.acquired = reply
         if reply is None:
-            call.conclude(self._coordinator.passed_by(request, call.result))
+            call.conclude(self._coordinator.passed_by(request, call.result, atomic))
         elif reply.outcome == "created":
-            atomic.created(request, call.result, confirm=confirm)
+            if confirm:
+                atomic.client.confirm(request, request.task_id)
+            if request.parent is not None:
+                add_to_trail(request, call.result)
             call.conclude(self._coordinator.created(request, reply, call.result))
 
     def _send_admitted(self) -> None:
@@ -302,10 +306,9 @@ class _Batch:
             made = request.send(request.task_id, None, None)
             call.finish(made.id, CallOutcome())
         elif acquired is not None and acquired.outcome == "created":
-            coordinator = self._coordinator
-            call.conclude(
-                coordinator.publish_acquired(request, acquired, began, self._confirm_soon)
-            )
+            result = self._coordinator.send(request, acquired, began)
+            self._confirm_soon(request)
+            call.conclude(self._coordinator.created(request, acquired, result))
 
     def _send_without_store(self, error: StoreUnavailable) -> None:
         """The store did not reply: calls without a reply are published without their locks."""
@@ -326,7 +329,7 @@ class _Batch:
         assert call.acquired is not None
         try:
             outcome = self._coordinator.settle_conflict(call.request, call.acquired)
-            call.conclude(outcome or self._coordinator.publish(call.request, overlap=False))
+            call.conclude(outcome or self._coordinator.publish(call.request))
         except StoreUnavailable:
             raise
         except CeleryUniqueError as error:
@@ -339,7 +342,7 @@ class _Batch:
             self._withdraw_later(refused, refused[0].error)
             raise refused[0].error
 
-    def _confirm_soon(self, request: PublishRequest, _task_id: str) -> None:
+    def _confirm_soon(self, request: PublishRequest) -> None:
         self._unconfirmed.append(request)
         # Up to as many are confirmed with the next request for locks, where one follows.
         if len(self._unconfirmed) > TOGETHER:

@@ -12,7 +12,6 @@ of the thread would have to be reset after the call, and a signal could arrive b
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Callable
 from functools import cache, wraps
@@ -24,21 +23,16 @@ from celery import signals
 from kombu.utils import json
 
 from celery_unique.config.settings import UniqueSettings
-from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER
-from celery_unique.stores.base import LONGEST_TEXT, Acquired, LockStore, Push
-from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.base import LONGEST_TEXT, Acquired, Claim, LockStore, Push
 
 from . import conflicts
-from .store_client import REMEMBERED, AcquireFailed, CallerStoreClient, Wait
+from .store_client import AcquireFailed, CallerStoreClient, Wait
 
 if TYPE_CHECKING:
     from .request import PublishRequest
 
 logger = logging.getLogger("celery_unique")
-
-#: A call that is repeated this soon, as by a double click, mostly finds its key held.
-REPEATED_WITHIN_S = 1.0
 
 #: In place of the two values of a header that the store adds. Not to be found in any message: the
 #: text of a user may contain anything that is known in advance.
@@ -99,13 +93,10 @@ def has_receivers() -> bool:
 class AtomicPublisher:
     """Publishes the calls of one app in one act each."""
 
-    def __init__(self, client: CallerStoreClient, namespace: str, fingerprint: str) -> None:
+    why_passed_by = "its message did not pass kombu's Redis channel"
+
+    def __init__(self, client: CallerStoreClient) -> None:
         self.client = client
-        self.namespace = namespace
-        self.fingerprint = fingerprint
-        #: Keys that are probably taken, each with the time until which: a message that is built
-        #: for nothing costs more than a round trip.
-        self._taken_until: BoundedDict[str, float] = BoundedDict(REMEMBERED)
         _wrap_put()
 
     @classmethod
@@ -118,7 +109,7 @@ class AtomicPublisher:
             logger.debug("publishing in two steps, acquire and publish: %s", why)
             return None
         logger.debug("publishing in one act: the lock store is the broker")
-        return cls(client, settings.namespace, client.store.fingerprint())
+        return cls(client)
 
     def publishes(self, request: PublishRequest) -> bool:
         """Whether this call is published in one act."""
@@ -137,36 +128,35 @@ class AtomicPublisher:
 
         No reply: the message has not passed kombu's channel. Raises AcquireFailed.
         """
-        if self._taken_until.get(request.key, 0.0) > monotonic():
-            conflict = self.client.probe(request)
+        if self.client.taken_until.get(request.key, 0.0) > monotonic():
+            conflict = self.client.probe(request, request.claim())
             if conflict is not None:
                 return conflict, None
-        header = AtomicHeader(self, request)
+        header = AtomicHeader(self.client, request)
         try:
-            result = request.send(request.task_id, header, None, in_trail=False)
-            acquired = header.receive()
+            result = request.send(request.identify(), header, None, in_trail=False)
+            if header.failed is not None:
+                raise header.failed
+            if header.wait is not None:
+                header.acquired = self.client.receive_published(request, header.wait)
         except AcquireFailed:
             raise
         except BaseException:
             header.withdraw()
             raise
+        acquired = header.acquired
         if acquired is not None and acquired.outcome == "created":
-            self.created(request, result, confirm=not header.is_pushed)
+            if header.push is None:
+                self.client.confirm(request, request.task_id)  # kombu has pushed it
+            if request.parent is not None:
+                add_to_trail(request, result)
         return acquired, result
 
-    def taken(self, key: str) -> None:
-        """A call found the key held: it probably still is at the next one."""
-        self._taken_until.remember(key, math.inf)
 
-    def created(self, request: PublishRequest, result: Any, *, confirm: bool = False) -> None:
-        """The message is in its queue. ``confirm``: kombu has pushed it, after the acquire."""
-        self._taken_until.remember(request.key, monotonic() + REPEATED_WITHIN_S)
-        if confirm:
-            self.client.confirm(request, request.task_id)
-        else:
-            self.client.published.remember(request.task_id, request.key)
-        if request.parent is not None and request.options.get("add_to_parent", True):
-            request.app_state.app.current_worker_task.add_trail(result)
+def add_to_trail(request: PublishRequest, result: Any) -> None:
+    """Celery does so before it is known whether the call is published."""
+    if request.options.get("add_to_parent", True):
+        request.app_state.app.current_worker_task.add_trail(result)
 
 
 class AtomicHeader(dict[str, Any]):
@@ -176,55 +166,50 @@ class AtomicHeader(dict[str, Any]):
     """
 
     def __init__(
-        self, publisher: AtomicPublisher, request: PublishRequest, *, collect: bool = False
+        self, client: CallerStoreClient, request: PublishRequest, *, collect: bool = False
     ) -> None:
         super().__init__()
-        self._publisher = publisher
-        self._client = publisher.client
+        self._client = client
         self._request = request
         self._collect = collect
-        self._wait: Wait | None = None
-        self._failed: AcquireFailed | None = None
+        self.claim: Claim | None = None
+        #: What the store is handed; None: kombu pushes the message, if the call is admitted.
         self.push: Push | None = None
+        self.wait: Wait | None = None
+        self.failed: AcquireFailed | None = None
         self.acquired: Acquired | None = None
 
     @property
-    def error(self) -> StoreUnavailable | None:
-        return self._failed.error if self._failed is not None else None
-
-    @property
-    def is_pushed(self) -> bool:
-        """Whether the store has been handed the message, and not kombu."""
-        return self.push is not None
+    def is_admitted(self) -> bool:
+        return self.acquired is not None and self.acquired.outcome == "created"
 
     def put(self, channel: Any, queue: str, message: dict[str, Any], options: Any) -> bool:
         """Hand the message to the store. True: kombu is to push it.
 
         Called once for each queue that the message is routed to, and again where kombu retries.
         """
-        if self.push is None and self._failed is None and self.acquired is None:
+        if self.push is None and self.failed is None and self.acquired is None:
             try:
                 self.push = self._push(channel, queue, message, options)
                 if self.push is None:
                     self.acquired = self._acquire()
                 elif not self._collect:
-                    self._wait = self._client.begin_publish(self._request, self.push)
+                    assert self.claim is not None
+                    self.wait = self._client.begin_publish(self._request, self.claim, self.push)
             except AcquireFailed as failed:
-                self._failed = failed
-        return self.push is None and self._is_admitted()
-
-    def _is_admitted(self) -> bool:
-        return self.acquired is not None and self.acquired.outcome == "created"
+                self.failed = failed
+        return self.push is None and self.is_admitted
 
     def _push(self, channel: Any, queue: str, message: dict[str, Any], options: Any) -> Push | None:
         """None: acquire and publish are two steps. Decided before anything is sent."""
-        properties = message["properties"]
+        properties, request = message["properties"], self._request
         if properties["delivery_info"]["exchange"] or options.get("_publish_batch") is not None:
             return None  # perhaps to several queues, or together with other messages
         expires = getattr(channel, "_expires", None)  # since kombu 5.7
         if (expires and queue in expires) or not self._is_at_the_store(channel):
             return None
-        self._fill(_CREATED_AT, _OUTCOME)
+        self.claim = request.claim()
+        self.update(request.header(request.task_id, 1, _OUTCOME).as_message(), at=_CREATED_AT)
         head, _, rest = _dumps(self._without_copy(message)).partition(f'"{_CREATED_AT}"')
         middle, _, tail = rest.partition(_OUTCOME)
         if not tail or len(head) + len(tail) > LONGEST_TEXT or _CREATED_AT in tail:
@@ -232,7 +217,7 @@ class AtomicHeader(dict[str, Any]):
         priority = channel._get_message_priority(message, reverse=False)
         return Push(
             queue=channel.global_keyprefix + channel._q_for_pri(queue, priority),
-            lease_ms=self._request.lease_ms,
+            lease_ms=request.lease_ms,
             attempt=properties["delivery_tag"],
             head=head,
             middle=middle,
@@ -266,34 +251,17 @@ class AtomicHeader(dict[str, Any]):
 
     def _acquire(self) -> Acquired:
         """The first of two steps: the message is complete, and kombu pushes it if it may."""
-        acquired = self._client.acquire(self._request)
-        on_conflict, parent = self._request.policy.on_conflict, self._request.parent_id
-        facts = conflicts.admitted(self._request.key, acquired, on_conflict, parent)
-        self._fill(acquired.now, facts.outcome)
-        return acquired
-
-    def _fill(self, created_at: int | str, outcome: str) -> None:
-        publisher, request = self._publisher, self._request
-        header = request.header(
-            request.task_id, publisher.namespace, publisher.fingerprint, 1, outcome
-        )
+        request, acquired = self._request, self._client.acquire(self._request)
+        outcome = conflicts.admitted(request, acquired).outcome
         self.clear()
-        self.update(header.as_message())
-        self["at"] = created_at
-
-    def receive(self) -> Acquired | None:
-        """The store's reply. None: the message was handed to neither."""
-        if self._failed is not None:
-            raise self._failed
-        if self._wait is not None:
-            self.acquired = self._client.receive(self._request, self._wait)
-        return self.acquired
+        self.update(request.header(request.task_id, acquired.now, outcome).as_message())
+        return acquired
 
     def withdraw(self) -> None:
         """The call is not made after all."""
-        if self._wait is not None:
+        if self.wait is not None:
             self._client.withdraw_later(self._request)
-        elif self._is_admitted():
+        elif self.is_admitted:
             self._client.withdraw(self._request)
 
     # Celery and tracing libraries copy the headers of a call.

@@ -28,7 +28,6 @@ from .request import (
     SentEvent,
     collected,
     current_request,
-    is_awaited,
     policy_of,
     prepare,
     registered,
@@ -88,23 +87,24 @@ def _publish(
     batch, replaces_itself = collected.get(), options.get("replaced_task_nesting")
     if policy is None and batch is None and not replaces_itself:
         return send_task(name, args, kwargs, **options)
-    task_id = options.get("task_id") or uuid()
+    task_id = options.get("task_id") or ""
     request = PublishRequest(app_state, send_task, name, args, kwargs, options, task_id)
     if policy is not None:
         # Before the broker is used: a wrong store URL is an error here.
-        coordinator = app_state.part(UniqueTaskCoordinator)
-        settings, leases = coordinator.settings, coordinator.leases
-        prepare(request, task, policy, signature, unique_options, settings, leases)
+        coordinator: UniqueTaskCoordinator = app_state.parts.get(
+            UniqueTaskCoordinator
+        ) or app_state.part(UniqueTaskCoordinator)
+        prepare(request, task, policy, signature, unique_options, coordinator)
     if replaces_itself and _hand_over_lock(app_state, name, request.key, options):
         return _continue(app_state, send_task, name, args, kwargs, options)
     if policy is not None:
-        if app_state.results_by_message or is_awaited(options):
-            prepare_to_join(request, settings, coordinator.fingerprint)
+        if request.awaited or app_state.results_by_message:
+            prepare_to_join(request, coordinator.settings)
         if batch is None:
             return conclude(request, coordinator.publish(request))
     elif batch is None:
         return send_task(name, args, kwargs, **options)
-    result = (options.get("result_cls") or app_state.app.AsyncResult)(task_id)
+    result = (options.get("result_cls") or app_state.app.AsyncResult)(request.identify())
     batch.append((request, result))
     return result
 

@@ -10,6 +10,7 @@ from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, Holder
 from celery_unique.stores.record import State
 
+from .request import PublishRequest
 from .results import CallOutcome
 
 
@@ -68,14 +69,15 @@ def resolve(strategy: str, conflict: Conflict) -> CallOutcome:
     return STRATEGIES[strategy](conflict)
 
 
-def admitted(key: str, acquired: Acquired, on_conflict: str, parent: str | None) -> CallOutcome:
+def admitted(request: PublishRequest, acquired: Acquired) -> CallOutcome:
     """What a call gets whose task was created."""
     if acquired.after:
         # A replacement follows a waiting task where that was pushed back for long enough.
-        waits = on_conflict in REPLACING and acquired.after != parent
+        replaces = request.policy.on_conflict in REPLACING
+        waits = replaces and acquired.after != request.parent_id
         state = State.AVAILABLE if waits else State.ACTIVE
-        return CallOutcome("rerun", bool(acquired.replaced), key, str(state))
-    return CallOutcome("replaced" if acquired.replaced else "created", False, key)
+        return CallOutcome("rerun", bool(acquired.replaced), request.key, str(state))
+    return CallOutcome("replaced" if acquired.replaced else "created", False, request.key)
 
 
 def joined(key: str, holder: Holder) -> CallOutcome:

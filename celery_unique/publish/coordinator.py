@@ -6,7 +6,6 @@ Each order that matters is named where it is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,17 +17,15 @@ from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import IdempotencyKeyConflict, StoreUnavailable
 from celery_unique.followers.continuations import continues
 from celery_unique.header import LockHeader
-from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, Held, Holder, LockStore, holder_of
-from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.record import State
 
 from . import conflicts
 from .atomic import AtomicPublisher
-from .overlapped_acquire import NotAdmitted, PendingHeader, patch_create_task_message
+from .overlapped_acquire import OverlappedPublisher
 from .request import PublishOutcome, PublishRequest
 from .results import CallOutcome
-from .store_client import REMEMBERED, AcquireFailed, CallerStoreClient
+from .store_client import AcquireFailed, CallerStoreClient
 
 #: How long a duplicate of an unconfirmed holder waits before it reads the record again.
 READ_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
@@ -36,8 +33,6 @@ READ_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
 ROUNDS = 5
 #: A holder that has waited this long may have lost its message to a purge.
 LONG_WAIT_MS = 3_600_000
-
-Confirm = Callable[[PublishRequest, str], None]
 
 
 class UniqueTaskCoordinator:
@@ -51,13 +46,11 @@ class UniqueTaskCoordinator:
         self.leases = leases
         self.store = store
         self.client = CallerStoreClient(app, store)
-        #: None where no call of this app is published in one act.
+        #: Two other ways for calls that allow them; None where no call of this app does.
         self.atomic = AtomicPublisher.of(app, settings, self.client)
-        #: Keys that were taken when they were last acquired, and probably still are: a message
-        #: that is built for nothing costs more than waiting for the reply.
-        self._taken_lately: BoundedDict[str, None] = BoundedDict(REMEMBERED)
-        #: Where a send_task of the user builds messages, nothing waits for the store's reply.
-        self._celery_builds_messages = True
+        self.overlapped = (
+            OverlappedPublisher(app, self.client) if hasattr(store, "begin_acquire") else None
+        )
 
     @classmethod
     def of(cls, app_state: AppState) -> UniqueTaskCoordinator:
@@ -72,103 +65,58 @@ class UniqueTaskCoordinator:
 
     # -- acquire, publish, confirm ------------------------------------------------------
 
-    def publish(self, request: PublishRequest, *, overlap: bool = True) -> PublishOutcome:
-        """Acquire the lock and publish, or return what a call gets whose key is held.
-
-        With ``overlap`` the message is built while the store decides, if the store can do that.
-        """
-        in_one_act = self.atomic is not None and self.atomic.publishes(request)
-        overlaps = overlap and not in_one_act and self._overlaps(request)
+    def publish(self, request: PublishRequest) -> PublishOutcome:
+        """Acquire the lock, publish the message and confirm; or return what a call gets whose key
+        is held."""
+        other_way = self._other_way(request)
         for _ in range(ROUNDS):
-            began = time.monotonic()
             try:
-                if in_one_act:
-                    made = self._publish_in_one_act(request)
-                    if isinstance(made, PublishOutcome):
-                        return made
-                elif overlaps:
-                    made = self._publish_while_acquiring(request, began)
-                    if isinstance(made, PublishOutcome):
-                        return made
+                if other_way is not None:
+                    acquired, result = other_way.publish(request)
+                    if acquired is None:
+                        return self.passed_by(request, result, other_way)
                 else:
-                    made = self.client.acquire(request)
+                    request.identify()
+                    began, result = time.monotonic(), None
+                    acquired = self.client.acquire(request)
+                    if acquired.outcome == "created":
+                        result = self.send(request, acquired, began)
+                        self.client.confirm(request, request.task_id)
             except AcquireFailed as failed:
                 return self.publish_without_store(request, failed.error)
-            if made.outcome == "created":
-                return self.publish_acquired(request, made, began)
-            outcome = self.settle_conflict(request, made)
+            if acquired.outcome == "created":
+                return self.created(request, acquired, result)
+            outcome = self.settle_conflict(request, acquired)
             if outcome is not None:
                 return outcome
         # The holders vanished as fast as they came, or one in a canvas, of which no copy may be
         # published, stays unconfirmed: publish rather than lose the call.
         return self._publish_unlocked(request, "its holder vanished or is not published yet")
 
-    def _publish_in_one_act(self, request: PublishRequest) -> PublishOutcome | Acquired:
-        """Let the store admit the call and push its message; a conflict is returned as it is."""
-        assert self.atomic is not None
-        acquired, result = self.atomic.publish(request)
-        if acquired is None:
-            return self.passed_by(request, result)
-        if acquired.outcome != "created":
-            return acquired
-        return self.created(request, acquired, result)
+    def _other_way(self, request: PublishRequest) -> AtomicPublisher | OverlappedPublisher | None:
+        """None: acquire, publish and confirm, one after the other."""
+        if self.atomic is not None and self.atomic.publishes(request):
+            return self.atomic
+        if self.overlapped is not None and self.overlapped.publishes(request):
+            return self.overlapped
+        return None
 
-    def passed_by(self, request: PublishRequest, result: Any) -> PublishOutcome:
-        """The message was routed to no queue, or code of the user's own has pushed it without its
-        header, so that nothing would release its lock: the call has acquired none. The next ones
-        acquire theirs before they are published."""
-        self.atomic = None
-        why = "its message did not pass kombu's Redis channel"
-        reporting.publishing_unlocked(request.task_name, request.task_id, reason=why)
-        facts = CallOutcome("bypassed", False, request.key)
-        return PublishOutcome(request.task_id, facts, result)
-
-    def publish_acquired(
-        self,
-        request: PublishRequest,
-        acquired: Acquired,
-        began: float,
-        confirm: Confirm | None = None,
-    ) -> PublishOutcome:
-        """The lock was acquired at ``began``: send the message, or release the lock."""
+    def send(self, request: PublishRequest, acquired: Acquired, began: float) -> Any:
+        """The lock was requested at ``began`` and acquired: send the message, or release it."""
         try:
-            header = self._admit(request, acquired, began)
-            result = request.send(request.task_id, header, request.changed_delay(acquired))
+            self.client.keep_grace(request, began)
+            outcome = conflicts.admitted(request, acquired).outcome
+            header = request.header(request.task_id, acquired.now, outcome)
+            return request.send(request.task_id, header, request.changed_delay(acquired))
         except BaseException:
             self.client.withdraw(request)
             raise
-        return self._confirm(request, acquired, result, confirm or self.client.confirm)
-
-    def _admit(self, request: PublishRequest, acquired: Acquired, began: float) -> LockHeader:
-        """The header of the message that may now be sent."""
-        if (time.monotonic() - began) * 1000 > request.grace_ms / 2:
-            # So slow that the grace could end before the message is sent.
-            self.store.acquire(request.key, replace(request.claim(), again=True))
-        outcome = self._facts(request, acquired).outcome
-        return self._header(request, request.task_id, acquired.now, outcome)
-
-    def _header(
-        self, request: PublishRequest, task_id: str, created_at: int = 0, outcome: str = "created"
-    ) -> LockHeader:
-        namespace = self.settings.namespace
-        return request.header(task_id, namespace, self.fingerprint, created_at, outcome)
-
-    def _facts(self, request: PublishRequest, acquired: Acquired) -> CallOutcome:
-        if acquired.after or acquired.replaced:
-            on_conflict, parent = request.policy.on_conflict, request.parent_id
-            return conflicts.admitted(request.key, acquired, on_conflict, parent)
-        return CallOutcome("created", False, request.key)
-
-    def _confirm(
-        self, request: PublishRequest, acquired: Acquired, result: Any, confirm: Confirm
-    ) -> PublishOutcome:
-        confirm(request, request.task_id)
-        self._taken_lately.pop(request.key, None)
-        return self.created(request, acquired, result)
 
     def created(self, request: PublishRequest, acquired: Acquired, result: Any) -> PublishOutcome:
         """The call is published: report it."""
-        facts = self._facts(request, acquired)
+        facts = CallOutcome("created", False, request.key)
+        if acquired.after or acquired.replaced:
+            facts = conflicts.admitted(request, acquired)
         name, task_id, key = request.task_name, request.task_id, request.key
         reporting.acquired(name, task_id, outcome=facts.outcome, app=self.app, key=key)
         for replaced in acquired.replaced:
@@ -177,63 +125,23 @@ class UniqueTaskCoordinator:
         ended = tuple(i for i in acquired.replaced if i not in acquired.followers)
         return PublishOutcome(task_id, facts, result, ended)
 
-    def _overlaps(self, request: PublishRequest) -> bool:
-        """Whether Celery can build the message while the store decides."""
-        # The message of a replacement depends on what it replaces, and Celery uses the broker
-        # for messages that are to be delayed.
-        if request.run or request.delay_ms or request.policy.on_conflict in REPLACING:
-            return False
-        if request.key in self._taken_lately or not self._celery_builds_messages:
-            return False
-        if request.app_state.sends_sent_events or not hasattr(self.store, "begin_acquire"):
-            return False
-        amqp = self.app.amqp
-        return hasattr(amqp.create_task_message, "admits") or patch_create_task_message(amqp)
-
-    def _publish_while_acquiring(
-        self, request: PublishRequest, began: float
-    ) -> PublishOutcome | Acquired:
-        """Have Celery build the message, and send it if the lock is acquired."""
-        begin = self.store.begin_acquire  # type: ignore[attr-defined]
-        header = PendingHeader(
-            self.client.begin_acquire(request, request.claim(), begin),
-            lambda acquired: self._admit(request, acquired, began),
-        )
-        try:
-            result = request.send(request.task_id, header, None)
-        except NotAdmitted:
-            return header.receive()
-        except AcquireFailed:
-            raise
-        except BaseException:
-            self._withdraw_pending(request, header)
-            raise
-        if not header.is_received:
-            # The user's own code builds messages: this one is published without a header, so
-            # that nothing would release its lock. The next one is acquired before it is built.
-            self._celery_builds_messages = False
-            self._withdraw_pending(request, header)
-            reporting.publishing_unlocked(
-                request.task_name, request.task_id, reason="its message is not Celery's own"
-            )
-            return PublishOutcome(
-                request.task_id, CallOutcome("bypassed", False, request.key), result
-            )
-        acquired = header.acquired
-        if acquired is None or acquired.outcome != "created":  # the exception did not get through
-            return header.receive()
-        return self._confirm(request, acquired, result, self.client.confirm)
-
-    def _withdraw_pending(self, request: PublishRequest, header: PendingHeader) -> None:
-        """The call is not made after all: release what it may have acquired."""
-        try:
-            self.client.withdraw_acquired(request, header.receive())
-        except (StoreUnavailable, AcquireFailed):
-            self.client.withdraw_later(request)
-        except BaseException:
-            if header.acquired is not None:
-                raise
-            # It was interrupted, which is why we are here, and is already being withdrawn.
+    def passed_by(
+        self,
+        request: PublishRequest,
+        result: Any,
+        way: AtomicPublisher | OverlappedPublisher,
+    ) -> PublishOutcome:
+        """The message is published without its header, so that nothing would release its lock: it
+        was routed to no queue, or code of the user's own has built or pushed it. The call has no
+        lock. The next ones acquire theirs before they are published."""
+        if way is self.atomic:
+            self.atomic = None
+        else:
+            self.overlapped = None
+        why = way.why_passed_by
+        reporting.publishing_unlocked(request.task_name, request.task_id, reason=why)
+        facts = CallOutcome("bypassed", False, request.key)
+        return PublishOutcome(request.task_id, facts, result)
 
     # -- without a lock -------------------------------------------------------------------
 
@@ -256,7 +164,7 @@ class UniqueTaskCoordinator:
 
     def _publish_unlocked(self, request: PublishRequest, why: str) -> PublishOutcome:
         """Publish although the lock is uncertain, or not held."""
-        header = self._header(request, request.task_id, 0, "bypassed")
+        header = request.header(request.identify(), 0, "bypassed")
         outcome = self._bypass(request, header, why)
         self.client.published.remember(request.task_id, request.key)
         return outcome
@@ -264,6 +172,7 @@ class UniqueTaskCoordinator:
     def _bypass(
         self, request: PublishRequest, header: LockHeader | None, why: str
     ) -> PublishOutcome:
+        request.identify()
         event = reporting.running_unlocked if request.run else reporting.publishing_unlocked
         event(request.task_name, request.task_id, reason=why)
         result = request.send(request.task_id, header, None)
@@ -273,9 +182,6 @@ class UniqueTaskCoordinator:
 
     def settle_conflict(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome | None:
         """What a call gets whose key is held, or None: acquire again."""
-        self._taken_lately.remember(request.key, None)
-        if self.atomic is not None:
-            self.atomic.taken(request.key)
         assert acquired.holder is not None
         holder, now = acquired.holder, acquired.now
         if holder.state is State.PENDING and holder.task_id in self.client.published:
@@ -320,6 +226,7 @@ class UniqueTaskCoordinator:
         self, request: PublishRequest, holder: Holder, now: int
     ) -> PublishOutcome:
         """In a dry run. Without a header it runs as any plain task, and leaves the lock alone."""
+        request.identify()
         if holder.arguments != request.arguments:
             error = IdempotencyKeyConflict(request.task_name, key=request.key)
             reporting.would_raise(request.task_name, request.task_id, reason=str(error))
@@ -363,7 +270,7 @@ class UniqueTaskCoordinator:
         if verdict == "go":
             reporting.republished(request.task_name, holder.task_id)
             published = Held(request.key, holder.task_id, "", request.lease_ms, returned=True)
-            header = self._header(request, holder.task_id)
+            header = request.header(holder.task_id)
             try:
                 request.send(holder.task_id, header, max(0, holder.eta - now) if holder.eta else 0)
             except BaseException:
@@ -392,7 +299,7 @@ class UniqueTaskCoordinator:
         if verdict == "go":
             # The message of this call under the holder's id: the gate and the done mark make a
             # second copy harmless, while taking over would revoke a slow first caller.
-            request.send(holder.task_id, self._header(request, holder.task_id), None)
+            request.send(holder.task_id, request.header(holder.task_id), None)
             self.client.confirm(request, holder.task_id)
         return None if verdict == "again" else _published(holder, now)
 

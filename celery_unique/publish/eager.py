@@ -90,10 +90,9 @@ def _call(
         if policy is None:
             return eager_result(run(**options))
         coordinator = app_state.part(UniqueTaskCoordinator)
-        settings, leases = coordinator.settings, coordinator.leases
         task_id = options.get("task_id") or uuid()
         request = PublishRequest(app_state, original, task.name, args, kwargs, options, task_id)
-        prepare(request, task, policy, signature, ours, settings, leases)
+        prepare(request, task, policy, signature, ours, coordinator)
         request.run = partial(_run, app_state, task, request.key, run, options)
         return _locked(coordinator, task, request)
     except CeleryUniqueError as error:

@@ -14,23 +14,21 @@ from celery_unique.exceptions import DuplicateTask
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete, stored_outcome
 
-from .request import CANVAS, PublishOutcome, PublishRequest, is_awaited, is_in_canvas
+from .request import CANVAS, PublishOutcome, PublishRequest, is_in_canvas
 
 #: Strategies under which a duplicate joins: under the others it raises or replaces the holder.
 JOINING = ("ignore", "rerun")
 
 
-def prepare_to_join(request: PublishRequest, settings: UniqueSettings, store: str) -> None:
-    """Add to the request what it needs to follow the holder of its key. ``store``: the store's
-    fingerprint."""
+def prepare_to_join(request: PublishRequest, settings: UniqueSettings) -> None:
+    """Add to the request what it needs to follow the holder of its key."""
     app_state, options = request.app_state, request.options
     # With rpc:// a result reaches only the caller that its message names, so that each
     # duplicate needs a message of its own.
     by_message = app_state.results_by_message and not options.get("ignore_result")
-    awaited = is_awaited(options)
     if by_message:
-        _declare_reply_queue(app_state.app, request.task_id, options)
-    elif not awaited:
+        _declare_reply_queue(app_state.app, request.identify(), options)
+    elif not request.awaited:
         return
     request.follower = FollowerCall.of(
         app_state.app,
@@ -38,7 +36,7 @@ def prepare_to_join(request: PublishRequest, settings: UniqueSettings, store: st
         request.args,
         request.kwargs,
         options,
-        request.header(request.task_id, settings.namespace, store),
+        request.header(request.identify()),
         grace_ms=request.grace_ms,
         lease_ms=request.lease_ms,
     )
@@ -46,7 +44,6 @@ def prepare_to_join(request: PublishRequest, settings: UniqueSettings, store: st
     if request.policy.on_conflict in JOINING and not settings.conceal_holder:
         request.join = request.follower.dumps(settings.follower_codec)
     request.canvas = is_in_canvas(options)
-    request.own_id = awaited
 
 
 def _declare_reply_queue(app: Any, task_id: str, options: Mapping[str, Any]) -> None:
@@ -71,7 +68,7 @@ def share_outcome(request: PublishRequest, outcome: PublishOutcome) -> PublishOu
         return outcome
     app, facts = request.app_state.app, outcome.facts
     shared = stored_outcome(app, request.task_name, holder_id)
-    if shared is None and not request.own_id:
+    if shared is None and not request.awaited:
         # Only a result that is gone, as messages are, kept it from being a plain duplicate.
         reporting.result_elsewhere(request.task_name, holder_id)
         return PublishOutcome(holder_id, replace(facts, outcome="deduplicated"))

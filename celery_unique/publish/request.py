@@ -8,14 +8,14 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import celery
 from celery.app.task import Context
+from celery.utils import uuid
 
 from celery_unique.config.app_state import AppState
-from celery_unique.config.leases import Leases, delay_ms, expires_ms, publish_retry_ms
-from celery_unique.config.settings import UniqueSettings
+from celery_unique.config.leases import delay_ms, expires_ms, publish_retry_ms
 from celery_unique.exceptions import CeleryUniqueError, InvalidPolicy
 from celery_unique.followers.call import FollowerCall
 from celery_unique.header import HEADER, LockHeader
@@ -30,6 +30,9 @@ from celery_unique.stores.record import QUEUE_NAMED, letters, terminal_letters
 
 from .results import CallOutcome
 
+if TYPE_CHECKING:
+    from .coordinator import UniqueTaskCoordinator
+
 #: Celery's ``send_task``, or what runs an eager call in its place.
 SendTask = Callable[..., Any]
 
@@ -38,6 +41,7 @@ BY_NAME_AS_BY_TASK = celery.VERSION[:2] >= (5, 7)
 
 #: Options under which another task or process waits for the very id of the call.
 CANVAS = ("chord", "group_id", "chain")
+_AWAITED_BY = (*CANVAS, "link", "link_error")
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class PublishRequest:
     args: Any
     kwargs: Any
     options: Mapping[str, Any]
+    #: Empty until it is needed (``identify``): a duplicate mostly needs none.
     task_id: str
     #: Empty: the call is not unique, and is here for ``apply_many`` only.
     key: str = ""
@@ -62,14 +67,17 @@ class PublishRequest:
     keep_ms: int = 0
     #: The task in whose body the call is made.
     parent: Any = None
+    #: Where the lock is, for the header of the message: the store's fingerprint.
+    store: str = ""
+    namespace: str = ""
+    #: A canvas, callbacks or the caller wait for this very id.
+    awaited: bool = False
     #: The call in a form that a worker can publish or complete, where its id is awaited.
     follower: FollowerCall | None = None
     #: ``follower`` as text, stored with the lock if the call joins the holder.
     join: str = ""
     #: A canvas or a callback waits for the id: the call follows what replaces it.
     canvas: bool = False
-    #: A canvas, a callback or the caller's choice of the id, not just ``rpc://``.
-    own_id: bool = False
     #: The call itself names its queue, not its task or the routes.
     queue_named: bool = False
     #: The producer and the result that ``apply_many`` provides.
@@ -87,6 +95,12 @@ class PublishRequest:
     @property
     def parent_id(self) -> str | None:
         return None if self.parent is None else self.parent.id
+
+    def identify(self) -> str:
+        """The id of the call, which is made here unless the caller has chosen one."""
+        if not self.task_id:
+            self.task_id = uuid()
+        return self.task_id
 
     def send(
         self,
@@ -118,42 +132,36 @@ class PublishRequest:
 
     def claim(self) -> Claim:
         """The arguments of ``store.acquire``."""
-        policy = self.policy
-        states, keep = _letters(policy)
+        policy, parent = self.policy, self.parent
+        terms = terms_of(policy)
         return Claim(
             task_id=self.task_id,
             task_name=self.task_name,
-            states=states,
+            states=terms.states,
             grace_ms=self.grace_ms,
             on_conflict=policy.on_conflict,
-            parent=self.parent_id or "",
-            max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
-            window_ms=window_ms(policy),
+            parent="" if parent is None else parent.id or "",
+            max_wait_ms=terms.max_wait_ms,
+            window_ms=terms.window_ms,
             delay_ms=self.delay_ms,
-            keep=keep + QUEUE_NAMED * self.queue_named,
+            keep=terms.keep + QUEUE_NAMED if self.queue_named else terms.keep,
             keep_ms=self.keep_ms,
             arguments=self.arguments,
             join=self.join,
             canvas=self.canvas,
         )
 
-    def header(
-        self,
-        task_id: str,
-        namespace: str,
-        store: str,
-        created_at: int = 0,
-        outcome: str = "created",
-    ) -> LockHeader:
-        """What the message records of its lock, for the worker. ``store``: its fingerprint."""
+    def header(self, task_id: str, created_at: int = 0, outcome: str = "created") -> LockHeader:
+        """What the message records of its lock, for the worker."""
+        terms = terms_of(self.policy)
         return LockHeader(
             task_id=task_id,
             key=self.key,
-            namespace=namespace,
-            store=store,
+            namespace=self.namespace,
+            store=self.store,
             created_at=created_at,
-            window_ms=self.keep_ms or window_ms(self.policy),
-            keep=_letters(self.policy)[1],
+            window_ms=self.keep_ms or terms.window_ms,
+            keep=terms.keep,
             arguments=self.arguments,
             outcome="" if outcome == "created" else outcome,
             copies=bool(self.attempt),
@@ -185,12 +193,24 @@ def _always(_holder_id: str) -> bool:
     return True
 
 
+class Terms(NamedTuple):
+    """What a policy contributes to each claim and header."""
+
+    states: str  # letters of those in which another task is in the way
+    keep: str  # letters of those in which this one stays recorded after its end
+    window_ms: int
+    max_wait_ms: int
+
+
 @lru_cache(maxsize=1024)
-def _letters(policy: UniquePolicy) -> tuple[str, str]:
-    """The states in which another task is in the way, and those in which this one stays
-    recorded after its end."""
+def terms_of(policy: UniquePolicy) -> Terms:
     states = letters(policy.states)
-    return states, terminal_letters(states)
+    return Terms(
+        states,
+        terminal_letters(states),
+        milliseconds(policy.period) if policy.period else 0,
+        milliseconds(policy.max_wait) if policy.max_wait else 0,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -199,11 +219,6 @@ def _rejecting(policy: UniquePolicy) -> UniquePolicy:
     object.__setattr__(rejecting, "on_conflict", "reject")
     object.__setattr__(rejecting, "max_wait", None)
     return rejecting
-
-
-@lru_cache(maxsize=1024)
-def window_ms(policy: UniquePolicy) -> int:
-    return milliseconds(policy.period) if policy.period else 0
 
 
 class SentEvent:
@@ -264,12 +279,34 @@ def prepare(
     policy: UniquePolicy,
     signature: Any,
     unique_options: Mapping[str, Any],
-    settings: UniqueSettings,
-    leases: Leases,
+    coordinator: UniqueTaskCoordinator,
 ) -> None:
-    """Add key and leases to the request of a call that is unique by ``policy``."""
+    """Add leases and key to the request of a call that is unique by ``policy``."""
     app_state, name, options = request.app_state, request.task_name, request.options
-    app, sent_options = app_state.app, as_sent(task, options)
+    settings, leases = coordinator.settings, coordinator.leases
+    sent_options = as_sent(task, options)
+    request.namespace, request.store = settings.namespace, coordinator.fingerprint
+    request.lease_ms, request.grace_ms = leases.queue_ms, leases.grace_ms
+    if options.get("countdown") or options.get("eta"):
+        request.delay_ms = delay_ms(app_state.app, options)
+        if policy.period is not None and request.delay_ms > milliseconds(policy.period):
+            warn_of_short_window(name, policy.period, request.delay_ms)
+    if sent_options.get("expires") is not None:
+        expires = expires_ms(app_state.app, sent_options)
+        request.lease_ms = leases.waiting_ms(request.delay_ms, expires)
+    if options.get("retry_policy"):
+        retry_ms = publish_retry_ms(options["retry_policy"], app_state.app.conf)
+        request.grace_ms = max(leases.grace_ms, retry_ms)
+    request.parent = parent = current_request(app_state)
+    if parent is not None and parent.id == request.task_id and "retries" in options:
+        request.bypasses = _always  # the retry of a task that runs without a lock
+    request.queue_named = _names_queue(task, options)
+    request.awaited = options.get("task_id") is not None or is_in_canvas(options)
+    if not LEFT_OVER.keys().isdisjoint(options):
+        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
+    request.policy = policy
+    if settings.dry_run:
+        request.dry_run, request.policy = policy.on_conflict, _rejecting(policy)
     queue = ""
     if "queue" in policy.keys:
         queue = queue_of(app_state, name, request.args, request.kwargs, task, sent_options)
@@ -279,31 +316,13 @@ def prepare(
         kwargs=request.kwargs or {},
         signature=signature,
         queue=queue,
-        meta=_meta(app_state, policy.meta_keys, options) if policy.meta_keys else {},
+        meta=_meta(parent, policy.meta_keys, options) if policy.meta_keys else {},
         idempotency_key=unique_options.get("idempotency_key"),
     )
-    if not LEFT_OVER.keys().isdisjoint(options):
-        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
     ttl, scope = unique_options.get("idempotency_ttl"), settings.idempotency_scope
     identity = identify(call, policy, settings.key_secret, scope, ttl)
-    if settings.dry_run:
-        request.dry_run, policy = policy.on_conflict, _rejecting(policy)
-    request.policy, request.key = policy, identity.key
-    request.arguments, request.keep_ms = identity.arguments, identity.keep_ms
-    request.lease_ms, request.grace_ms = leases.queue_ms, leases.grace_ms
-    if options.get("countdown") or options.get("eta"):
-        request.delay_ms = delay_ms(app, options)
-        if policy.period is not None and request.delay_ms > milliseconds(policy.period):
-            warn_of_short_window(name, policy.period, request.delay_ms)
-    if sent_options.get("expires") is not None:
-        request.lease_ms = leases.waiting_ms(request.delay_ms, expires_ms(app, sent_options))
-    if options.get("retry_policy"):
-        retry_ms = publish_retry_ms(options["retry_policy"], app.conf)
-        request.grace_ms = max(leases.grace_ms, retry_ms)
-    request.parent = parent = current_request(app_state)
-    if parent is not None and parent.id == request.task_id and "retries" in options:
-        request.bypasses = _always  # the retry of a task that runs without a lock
-    request.queue_named = _names_queue(task, options)
+    request.key, request.arguments = identity.key, identity.arguments
+    request.keep_ms = identity.keep_ms
 
 
 def registered(app: Any, name: str) -> Any:
@@ -328,14 +347,9 @@ def current_request(app_state: AppState) -> Any:
     return task.request if task is not None else None
 
 
-def is_awaited(options: Mapping[str, Any]) -> bool:
-    """Whether a canvas, callbacks or the caller wait for this very id."""
-    return options.get("task_id") is not None or is_in_canvas(options)
-
-
 def is_in_canvas(options: Mapping[str, Any]) -> bool:
     """Whether the rest of a canvas, or callbacks, depend on this very id."""
-    return any(map(options.get, (*CANVAS, "link", "link_error")))
+    return any(map(options.get, _AWAITED_BY))
 
 
 def _names_queue(task: Any, options: Mapping[str, Any]) -> bool:
@@ -376,21 +390,18 @@ def queue_of(
 _NAMES_OF_CELERY = {*vars(Context), "argsrepr", "compression", "kwargsrepr", "lang", "task"}
 
 
-def _meta(
-    app_state: AppState, names: tuple[str, ...], options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _meta(parent: Any, names: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """The named headers: from the call, its stamps, then the request of the running task."""
     given = options.get("stamped_headers") or ()
     layers = [
         options.get("headers") or {},
         {name: options[name] for name in given if name in options},
     ]
-    request = current_request(app_state)
-    if request is not None:
+    if parent is not None:
         # Celery's ``request.headers`` has only what is in a header named ``headers``, where a
         # tracing library has added one: the others are attributes of the request.
-        own = {n: value for n, value in vars(request).items() if n not in _NAMES_OF_CELERY}
-        layers += [{**(request.headers or {}), **own}, request.stamps or {}]
+        own = {n: value for n, value in vars(parent).items() if n not in _NAMES_OF_CELERY}
+        layers += [{**(parent.headers or {}), **own}, parent.stamps or {}]
     found: dict[str, Any] = {}
     for name in names:
         for layer in layers:

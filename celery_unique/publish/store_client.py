@@ -6,8 +6,11 @@ confirmed, in the background.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, TypeVar, cast
 
 from celery_unique import reporting
@@ -23,6 +26,8 @@ from .request import PublishRequest
 #: How many ids published by this process are remembered: their confirmations may not have
 #: reached the store yet, and consecutive calls must not wait for their own.
 REMEMBERED = 512
+#: How long the key of a new call is probably taken.
+REPEATED_WITHIN_S = 1.0
 
 Reply = TypeVar("Reply")
 Replies = list[Acquired | StoreUnavailable]
@@ -51,78 +56,65 @@ class CallerStoreClient:
         self._broker_store = cast(BrokerStore, store)
         self.retries = RetryQueue(store)
         self.published: BoundedDict[str, str] = BoundedDict(REMEMBERED)  # id -> key
+        #: Keys that a call of this process has found held, or has just acquired, each with the
+        #: time until which it is probably taken: a message that is built for such a key before
+        #: the store has replied is mostly built for nothing.
+        self.taken_until: BoundedDict[str, float] = BoundedDict(REMEMBERED)
         self._breakers = Breakers(store)
 
     # -- acquire -----------------------------------------------------------------------
 
     def acquire(self, request: PublishRequest) -> Acquired:
-        return self.begin_acquire(request, request.claim(), None)()
+        """Raises AcquireFailed."""
+        self._check_circuit(request)
+        acquired = self._attempt(request, self.store.acquire, request.key, request.claim())
+        return self._received(request, acquired)
 
-    def begin_acquire(
-        self,
-        request: PublishRequest,
-        claim: Claim,
-        begin: Callable[[str, Claim], Callable[[], Acquired]] | None,
-    ) -> Callable[[], Acquired]:
-        """Send the request for the lock; what is returned waits for the reply, once. Both raise
-        AcquireFailed. ``begin`` is ``begin_acquire`` of a store that can do the two apart."""
-        breaker = self._closed(request)
-        if begin is None:
-            receive: Callable[[], Acquired] = partial(self.store.acquire, request.key, claim)
-        else:
-            receive = self._attempt(request, breaker, partial(begin, request.key, claim))
+    def begin_acquire(self, request: PublishRequest) -> Callable[[], Acquired]:
+        """Send the request for the lock, to a store that can do the two apart; ``receive`` waits
+        for the reply. Raises AcquireFailed."""
+        self._check_circuit(request)
+        begin: Callable[..., Callable[[], Acquired]]
+        begin = self.store.begin_acquire  # type: ignore[attr-defined]
+        return self._attempt(request, begin, request.key, request.claim())
 
-        def reply() -> Acquired:
-            acquired = self._attempt(request, breaker, receive)
-            if breaker.failures:
-                breaker.count(None)
-            return acquired
+    def receive(self, request: PublishRequest, wait: Callable[[], Acquired]) -> Acquired:
+        """The reply to ``begin_acquire``. Raises AcquireFailed."""
+        return self._received(request, self._attempt(request, wait))
 
-        return reply
-
-    def _attempt(
-        self, request: PublishRequest, breaker: Breaker, act: Callable[[], Reply]
-    ) -> Reply:
-        try:
-            return act()
-        except StoreUnavailable as error:
-            self._failed(request, breaker, error)
-        except BaseException:
-            # A time limit of the caller, for example: the reply was not received, and the lock
-            # may have been acquired.
-            self.withdraw_later(request)
-            raise
-
-    def probe(self, request: PublishRequest) -> Acquired | None:
-        """What a call gets that conflicts; None: it would be admitted, and is not yet."""
-        breaker = self._closed(request)
-        probe = partial(self._broker_store.probe, request.key, request.claim())
-        return self._attempt(request, breaker, probe)
-
-    def begin_publish(self, request: PublishRequest, push: Push) -> Wait:
-        """Hand the call and its message to the store; ``receive`` waits for the reply."""
-        breaker = self._closed(request)
+    def begin_publish(self, request: PublishRequest, claim: Claim, push: Push) -> Wait:
+        """Hand the call and its message to the store; ``receive_published`` waits for the reply.
+        Raises AcquireFailed."""
+        self._check_circuit(request)
         request.attempt = push.attempt
-        pushes = [(request.key, request.claim(), push)]
-        begin = partial(self._broker_store.begin_publish, pushes)
-        wait: Wait = self._attempt(request, breaker, begin)
-        return wait
+        begin = self._broker_store.begin_publish
+        return self._attempt(request, begin, [(request.key, claim, push)])
 
-    def receive(self, request: PublishRequest, wait: Wait) -> Acquired:
+    def receive_published(self, request: PublishRequest, wait: Wait) -> Acquired:
         """The reply to ``begin_publish``. Raises AcquireFailed."""
-        breaker = self._breakers.only or self._breakers.of(request.key)
-        [reply] = self._attempt(request, breaker, wait)
+        [reply] = self._attempt(request, wait)
         if isinstance(reply, StoreUnavailable):
-            self._failed(request, breaker, reply)
-        request.attempt = ""  # from here on it is known what has become of it
-        if breaker.failures:
-            breaker.count(None)
-        return reply
+            self._fail(request, reply)
+        self._note_published(request, reply)
+        return self._received(request, reply)
 
-    def publish_many(self, pushes: list[tuple[PublishRequest, Push]]) -> Replies:
+    def probe(self, request: PublishRequest, claim: Claim) -> Acquired | None:
+        """What a call gets that conflicts; None: it would be admitted, and is not yet. Raises
+        AcquireFailed."""
+        self._check_circuit(request)
+        conflict = self._attempt(request, self._broker_store.probe, request.key, claim)
+        return None if conflict is None else self._received(request, conflict)
+
+    def keep_grace(self, request: PublishRequest, began: float) -> None:
+        """The message of a lock that was requested at ``began`` is sent now: extend the grace, if
+        it could end before that."""
+        if (monotonic() - began) * 1000 > request.grace_ms / 2:
+            self.store.acquire(request.key, replace(request.claim(), again=True))
+
+    def publish_many(self, pushes: list[tuple[PublishRequest, Claim, Push]]) -> Replies:
         """Hand calls and their messages to the store in one exchange. Raises StoreUnavailable
         where none has a reply."""
-        requests = [request for request, _ in pushes]
+        requests = [request for request, _, _ in pushes]
         if not requests:
             return []
         breaker = self._breakers.only or self._breakers.of(requests[0].key)
@@ -130,31 +122,62 @@ class CallerStoreClient:
         if error is not None:
             self.report_error("acquire", error, requests[0])
             raise error
-        for request, push in pushes:
+        for request, _, push in pushes:
             request.attempt = push.attempt
-        sent = [(request.key, request.claim(), push) for request, push in pushes]
+        sent = [(request.key, claim, push) for request, claim, push in pushes]
 
         def publish() -> Replies:
             return self._broker_store.begin_publish(sent)()
 
-        replies = self._received(requests, publish)
+        replies = self._all_received(requests, publish)
         for request, reply in zip(requests, replies, strict=True):
             if not isinstance(reply, StoreUnavailable):
-                request.attempt = ""
+                self._note_published(request, reply)
         return replies
 
-    def _closed(self, request: PublishRequest) -> Breaker:
-        """The breaker of the key; raises AcquireFailed while its circuit is open."""
-        breaker = self._breakers.only or self._breakers.of(request.key)
-        error = breaker.skips() if breaker.failures else None
-        if error is not None:
-            self.report_error("acquire", error, request)
-            raise AcquireFailed(error)
-        return breaker
+    def _note_published(self, request: PublishRequest, reply: Acquired) -> None:
+        request.attempt = ""  # from here on it is known what has become of it
+        if reply.outcome == "created":
+            self.published[request.task_id] = request.key
+            if len(self.published) > REMEMBERED:
+                self.published.trim()
 
-    def _failed(
-        self, request: PublishRequest, breaker: Breaker, error: StoreUnavailable
-    ) -> NoReturn:
+    def _received(self, request: PublishRequest, acquired: Acquired) -> Acquired:
+        breaker = self._breakers.only or self._breakers.of(request.key)
+        if breaker.failures:
+            breaker.count(None)
+        # A call that is repeated soon, as by a double click, mostly finds its key held.
+        is_created = acquired.outcome == "created"
+        until = monotonic() + REPEATED_WITHIN_S if is_created else math.inf
+        self.taken_until[request.key] = until
+        if len(self.taken_until) > REMEMBERED:
+            self.taken_until.trim()
+        return acquired
+
+    def _check_circuit(self, request: PublishRequest) -> None:
+        """Raises AcquireFailed while the circuit of the key is open."""
+        breaker = self._breakers.only or self._breakers.of(request.key)
+        if breaker.failures:
+            error = breaker.skips()
+            if error is not None:
+                self.report_error("acquire", error, request)
+                raise AcquireFailed(error)
+
+    def _attempt(
+        self, request: PublishRequest, act: Callable[..., Reply], *arguments: object
+    ) -> Reply:
+        try:
+            return act(*arguments)
+        except StoreUnavailable as error:
+            self._fail(request, error)
+        except BaseException:
+            # A time limit of the caller, for example: the reply was not received, and the lock
+            # may have been acquired.
+            self.withdraw_later(request)
+            raise
+
+    def _fail(self, request: PublishRequest, error: StoreUnavailable) -> NoReturn:
+        breaker = self._breakers.only or self._breakers.of(request.key)
         breaker.count(error)
         self.report_error("acquire", error, request)
         raise AcquireFailed(error) from error
@@ -196,12 +219,14 @@ class CallerStoreClient:
                 return partial(_raise, error)
 
         def replies() -> Replies:
-            received = iter(self._received(sent, receive))
+            received = iter(self._all_received(sent, receive))
             return [skipped.get(request.task_id) or next(received) for request in requests]
 
         return replies
 
-    def _received(self, requests: list[PublishRequest], receive: Callable[[], Replies]) -> Replies:
+    def _all_received(
+        self, requests: list[PublishRequest], receive: Callable[[], Replies]
+    ) -> Replies:
         """The replies; an error in place of a reply is counted and reported."""
         replies = self._all_counted(requests, receive)
         errors: dict[Breaker, StoreUnavailable | None] = {}
@@ -212,6 +237,7 @@ class CallerStoreClient:
                 self.report_error("acquire", reply, request)
             else:
                 errors.setdefault(breaker, None)
+                self._received(request, reply)
         for breaker, error in errors.items():
             if error is not None or breaker.failures:
                 breaker.count(error)
@@ -288,6 +314,8 @@ class CallerStoreClient:
         self, request: PublishRequest, error: StoreUnavailable | None = None
     ) -> None:
         """The reply was not received, and the lock may have been acquired."""
+        if not request.task_id:
+            return  # it was only probed for
         self._apply_later(
             error,
             f"release the lock that {request.task_name}[{request.task_id}] may have acquired",
@@ -348,7 +376,8 @@ class CallerStoreClient:
             self.retries.retry(request.key, what, apply, request.grace_ms / 1000)
 
     def report_error(self, act: str, error: StoreUnavailable, request: PublishRequest) -> None:
-        reporting.store_error(self.app, act, error, request.task_name, request.task_id, request.key)
+        task_id = request.identify()
+        reporting.store_error(self.app, act, error, request.task_name, task_id, request.key)
 
 
 def _confirmed(requests: list[PublishRequest]) -> list[tuple[str, str, int]]:

@@ -52,10 +52,8 @@ class Commands:
         """The server's time in milliseconds, from the reply to TIME."""
         return int(clock[0]) * 1000 + int(clock[1]) // 1000 + self.clock_offset_ms
 
-    def command(
-        self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
-    ) -> Command:
-        names = (*self._layout.names_of(key), *more_keys)
+    def command(self, script: Script, names: Sequence[str], *arguments: str | int) -> Command:
+        """``names``: of the keys that the script uses, that of the record first."""
         return ("EVALSHA", script.sha, len(names), *names, self.clock_offset_ms, *arguments)
 
     # -- scripts ---------------------------------------------------------------
@@ -63,13 +61,12 @@ class Commands:
     def run(
         self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
     ) -> Any:
-        command = self.command(script, key, *arguments, more_keys=more_keys)
+        command = self.command(script, (*self._layout.names_of(key), *more_keys), *arguments)
         if not self.buffer.is_empty:
             return self.check(self.run_all(script, [command]))[0]
         replies = self._connections.exchange([command])
         if isinstance(replies[0], Exception):
-            received = partial(list[Any], replies)
-            replies = self.check(self._receive(received, script, [command], None))
+            replies = self.check(self._repaired(script, [command], replies, None))
         return replies[0]
 
     def run_all(
@@ -134,11 +131,20 @@ class Commands:
         commands: Sequence[Command],
         resend: Resend | None,
     ) -> list[Any]:
+        replies = wait()
+        if [reply for reply in replies if isinstance(reply, ResponseError)]:
+            return self._repaired(script, commands, replies, resend)
+        return replies
+
+    def _repaired(
+        self,
+        script: Script,
+        commands: Sequence[Command],
+        replies: list[Any],
+        resend: Resend | None,
+    ) -> list[Any]:
         """The replies, with an error of this library in place of one of the server; a script that
         the server does not have is sent to it."""
-        replies = wait()
-        if not [reply for reply in replies if isinstance(reply, ResponseError)]:
-            return replies
         while missing := [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]:
             # The first command brings the script and the server keeps it: SCRIPT FLUSH, a restart
             # and a fail-over cost one more round trip, in a cluster one for each server.

@@ -174,12 +174,19 @@ class RedisStore:
                 replies += self._commands.run_all(scripts.PUBLISH, batch, _resend)
             except StoreUnavailable as error:
                 replies += [error] * len(batch)
-        return self._all_acquired(replies, [(key, claim) for key, claim, _ in pushes])
+        acquired: list[Acquired | StoreUnavailable] = []
+        for reply, (key, claim, _) in zip(replies, pushes, strict=True):
+            if isinstance(reply, int):  # nearly every one
+                acquired.append(Acquired("created", None, reply))
+            else:
+                acquired += self._all_acquired([reply], [(key, claim)])
+        return acquired
 
     def _publish_command(self, key: str, claim: Claim, push: Push) -> Command:
+        names = self._layout.names_of(key)
         return self._commands.command(
             scripts.PUBLISH,
-            key,
+            (*names, push.queue, self._layout.receipt_of(key, push.attempt)),
             claim.task_id,
             claim.task_name,
             claim.states,
@@ -191,7 +198,6 @@ class RedisStore:
             push.middle,
             push.tail,
             _flag(claim.again),  # the last one: see _resend
-            more_keys=(push.queue, self._layout.receipt_of(key, push.attempt)),
         )
 
     def probe(self, key: str, claim: Claim) -> Acquired | None:
@@ -222,8 +228,6 @@ class RedisStore:
         return lambda: self._all_acquired(wait(), claims)
 
     def _acquired(self, key: str, reply: Any, claim: Claim) -> Acquired:
-        if isinstance(reply, int):  # created, with nothing to add
-            return Acquired("created", None, reply)
         if isinstance(reply, Exception):
             self._commands.check([reply])
         try:
@@ -245,7 +249,7 @@ class RedisStore:
     def _acquire_command(self, key: str, claim: Claim) -> Command:
         return self._commands.command(
             scripts.ACQUIRE,
-            key,
+            self._layout.names_of(key),
             claim.task_id,
             claim.task_name,
             claim.states,
@@ -261,7 +265,10 @@ class RedisStore:
         self._commands.buffer.send(scripts.CONFIRM, self._confirm_commands(confirmed))
 
     def _confirm_commands(self, confirmed: Sequence[Confirmed]) -> list[Command]:
-        return [self._commands.command(scripts.CONFIRM, *one) for one in confirmed]
+        return [
+            self._commands.command(scripts.CONFIRM, self._layout.names_of(key), task_id, lease_ms)
+            for key, task_id, lease_ms in confirmed
+        ]
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         return bool(self._commands.run(scripts.GIVE_BACK, key, task_id, mark_ms))
@@ -319,7 +326,7 @@ class RedisStore:
         commands = [
             self._commands.command(
                 scripts.RENEW,
-                one.key,
+                self._layout.names_of(one.key),
                 one.task_id,
                 one.delivery,
                 one.lease_ms,
@@ -356,7 +363,7 @@ class RedisStore:
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         command = self._commands.command(
             scripts.SETTLE,
-            key,
+            self._layout.names_of(key),
             finish.task_id,
             finish.delivery,
             LETTER_OF[finish.state],
@@ -368,7 +375,8 @@ class RedisStore:
         self._commands.send(scripts.SETTLE, [command])
 
     def forget(self, key: str, task_id: str) -> None:
-        self._commands.send(scripts.FORGET, [self._commands.command(scripts.FORGET, key, task_id)])
+        command = self._commands.command(scripts.FORGET, self._layout.names_of(key), task_id)
+        self._commands.send(scripts.FORGET, [command])
 
     # -- followers -----------------------------------------------------------
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
@@ -591,6 +599,8 @@ def _finished(reply: list[Any]) -> Finished:
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:
+    if isinstance(reply, int):
+        return Acquired("created", None, reply)
     if isinstance(reply[0], int):
         now, eta, after, *replaced = reply
         ids = sorted((each[1:].decode(), each[:1] == b"c") for each in replaced)
