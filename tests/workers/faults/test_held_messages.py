@@ -68,14 +68,15 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
         stage.wait_for_begin(f"{each}-{tag}")
     rerun = stage.app.tasks["hold"].apply_async((f"rerun-{tag}",), unique_on_conflict="rerun")
     [called] = eventually(lambda: stage.props.notes(f"self-{tag}", "called"))
-    prefetched = stage.call("quick", f"prefetched-{tag}")
-    scheduled = stage.call("quick", f"scheduled-{tag}", countdown=3)
+    # These hold their keys until their begin was seen: no call is made for one that has ended.
+    prefetched = stage.call("hold", f"prefetched-{tag}")
+    scheduled = stage.call("hold", f"scheduled-{tag}", countdown=3)
     linked = stage.call("quick", f"linked-{tag}", link=stage.app.tasks["first"].s())
     waiting = [
         ("hold", f"rerun-{tag}", rerun.id),
         ("call_itself", f"self-{tag}", called["id"]),
-        ("quick", f"prefetched-{tag}", prefetched.id),
-        ("quick", f"scheduled-{tag}", scheduled.id),
+        ("hold", f"prefetched-{tag}", prefetched.id),
+        ("hold", f"scheduled-{tag}", scheduled.id),
     ]
     for each in waiting:
         eventually(lambda each=each: is_held(stage, *each), message=f"{each} is not held")
@@ -89,11 +90,11 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     second = stage.start_worker(concurrency=2)
 
     for task, called_tag, task_id in waiting:
-        number = 2 if task in ("hold", "call_itself") else 1
+        number = 1 if task_id in (prefetched.id, scheduled.id) else 2
         before = {running.id, calling.id}
         assert call_until_it_begins(stage, task, called_tag, number) <= {task_id, *before}
         assert stage.begins(called_tag)[-1]["id"] == task_id
-    stage.props.let_go(f"rerun-{tag}")
+        stage.props.let_go(called_tag)
     for result in (rerun, prefetched, scheduled):
         stage.end_of(result, "SUCCESS")
     # A copy would not have its callbacks: it waits for its own message.
@@ -104,8 +105,9 @@ def test_keys_of_what_a_killed_worker_had_not_begun_are_served_within_the_run_le
     for result in (rerun, prefetched, scheduled):
         eventually(lambda result=result: drops(stage, result), message="it is not dropped")
     stage.end_of(linked, "SUCCESS")
-    for task, called_tag, _ in waiting:
-        assert len(stage.begins(called_tag)) == (2 if task in ("hold", "call_itself") else 1)
+    for _, called_tag, task_id in waiting:
+        expected = 1 if task_id in (prefetched.id, scheduled.id) else 2
+        assert len(stage.begins(called_tag)) == expected
     second.kill()
 
 
