@@ -10,7 +10,7 @@ import click
 from celery_unique.cli import FOUND_NOTHING, UNAVAILABLE
 from celery_unique.operations.doctor.report import Report, examine
 from celery_unique.operations.select import installed_state
-from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
+from celery_unique.publish.stale_holders.workers import DEFAULT_TIMEOUT_S
 from celery_unique.stores.diagnosis import Level
 
 from .options import GENERIC, json_option, program

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from celery_unique.keys.digest import short_key
-from celery_unique.operations.select import RELEASED, LockView, brief, select
+from celery_unique.operations.select import brief, select
+from celery_unique.publish.stale_holders.lock_view import RELEASED, LockView
 
 from .options import json_option, lock_query, selection_of, selection_options
 from .output import Screen, Table

@@ -11,10 +11,11 @@ import click
 from celery_unique.cli import FOUND_NOTHING, UNAVAILABLE
 from celery_unique.config.app_state import AppState
 from celery_unique.operations.count import count_locks
-from celery_unique.operations.lost_messages import Unproven, missing_messages
 from celery_unique.operations.release import release_all
-from celery_unique.operations.select import LockView, Selection, select
-from celery_unique.operations.workers import DEFAULT_TIMEOUT_S
+from celery_unique.operations.select import Selection, select
+from celery_unique.publish.stale_holders.lock_view import LockView
+from celery_unique.publish.stale_holders.lost_messages import Unproven, missing_messages
+from celery_unique.publish.stale_holders.workers import DEFAULT_TIMEOUT_S
 
 from .options import json_option, lock_query, selection_of, selection_options, with_what
 from .output import Screen, printable

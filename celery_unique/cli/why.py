@@ -9,8 +9,15 @@ import click
 
 from celery_unique.cli import FOUND_NOTHING
 from celery_unique.header import DeliveryName
-from celery_unique.operations.explain import Explanation, freed_by, meaning, running_processes
-from celery_unique.operations.select import LockView, brief
+from celery_unique.operations.explain import (
+    Explanation,
+    freed_by,
+    meaning,
+    running_processes,
+    why_stale,
+)
+from celery_unique.operations.select import brief
+from celery_unique.publish.stale_holders.lock_view import LockView
 
 from .options import json_option, lock_query, program, what_of, what_options
 from .output import Command, Screen, printable
@@ -41,17 +48,25 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
         found = True
         held |= any(lock.state != "released" for lock in explanation.locks)
         processes = running_processes(command.app_state, explanation.locks)
+        stale = why_stale(command.app_state, explanation.locks)
         if as_json:
-            command.screen.json(document(explanation, processes))
+            shown = document(explanation, processes)
+            for task in shown["tasks"]:
+                task["stale"] = stale.get(task["task_id"])
+            command.screen.json(shown)
         else:
-            _explain(command.screen, explanation, program(ctx), processes)
+            _explain(command.screen, explanation, program(ctx), processes, stale)
     if found and not held:
         ctx.exit(FOUND_NOTHING)
     exit_if_nothing(ctx, command, found, what)
 
 
 def _explain(
-    screen: Screen, explanation: Explanation, called: str, processes: Mapping[str, int]
+    screen: Screen,
+    explanation: Explanation,
+    called: str,
+    processes: Mapping[str, int],
+    stale: Mapping[str, str],
 ) -> None:
     made_from = explanation.made_from
     screen.facts(
@@ -73,11 +88,14 @@ def _explain(
         screen.line()
         screen.line(screen.styled("The key is free.", "ok", bold=True))
     for lock in explanation.locks:
-        _explain_lock(screen, lock, called, processes.get(lock.task_id))
+        process = processes.get(lock.task_id)
+        _explain_lock(screen, lock, called, process, stale.get(lock.task_id, ""))
     show_marks(screen, explanation)
 
 
-def _explain_lock(screen: Screen, lock: LockView, called: str, process: int | None) -> None:
+def _explain_lock(
+    screen: Screen, lock: LockView, called: str, process: int | None, stale: str
+) -> None:
     entry, now = lock.entry, lock.now
     screen.line()
     screen.line(screen.styled(f"Task {printable(lock.task_id)}", lock.state, bold=True))
@@ -93,6 +111,7 @@ def _explain_lock(screen: Screen, lock: LockView, called: str, process: int | No
             ("run by", _runner(lock, process)),
             ("absorbed", f"{entry.duplicates} {calls}{last}"),
             ("lease ends", ahead(entry.lease, now)),
+            ("stale", printable(stale)),
             ("freed by", f"{ways[0]}"),
             *(("or by", way) for way in ways[1:]),
             ("manually", _release_command(lock, called)),

@@ -174,6 +174,13 @@ SETTINGS: dict[str, Setting] = {
         "The broker is slow to accept messages.",
         "30 seconds, or the whole time of Celery's publish retries if that is longer",
     ),
+    "unique_check_after": Setting(
+        _duration,
+        timedelta(seconds=60),
+        "How long a holder has waited when a duplicate checks whether it has ended or is lost.",
+        "A key without a task must be free sooner, or checks shall be rarer.",
+        "60 seconds",
+    ),
     "unique_retention": Setting(
         _duration,
         timedelta(days=1),
@@ -276,6 +283,7 @@ class UniqueSettings:
     queue_lease: timedelta = timedelta(hours=24)
     run_lease: timedelta = timedelta(seconds=60)
     publish_grace: timedelta = timedelta(seconds=30)
+    check_after: timedelta = timedelta(seconds=60)
     retention: timedelta = timedelta(days=1)
     store_timeout: timedelta = timedelta(seconds=2)
     gate_timeout: timedelta = timedelta(milliseconds=250)

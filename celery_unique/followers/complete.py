@@ -78,6 +78,12 @@ def _replacement(meta: Any) -> str:
     return replacement_in(str(meta.get("result"))) if meta["status"] == states.REVOKED else ""
 
 
+def ready_meta(app: Any, task_name: str, task_id: str) -> Any:
+    """What the result backend has stored of a task that has ended; None where it has nothing."""
+    meta = _stored(_backend_of(app, task_name), task_id)
+    return None if meta is None or _replacement(meta) else meta
+
+
 def has_ended(app: Any, call: FollowerCall) -> bool | None:
     """Whether a follower has its result; None where that cannot be read."""
     backend, task = _backend_of(app, call.name), app._tasks.get(call.name)

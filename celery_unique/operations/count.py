@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_unique.config.app_state import AppState
-
-from .select import LockView, StoreClock, locks_of
+from celery_unique.publish.stale_holders.lock_view import LockView, StoreClock, locks_of
 
 #: Task names come from messages; names beyond these are counted together.
 MOST_NAMES = 1000

@@ -16,12 +16,12 @@ from celery_unique.keys.identity import identify, policy_for, with_key
 from celery_unique.locks import text_of_call, text_of_idempotency_key
 from celery_unique.policy.durations import milliseconds
 from celery_unique.policy.policy import UniquePolicy
+from celery_unique.publish.stale_holders.lock_view import LockView, locks_of
+from celery_unique.publish.stale_holders.lost_messages import missing_messages
+from celery_unique.publish.stale_holders.workers import NoAnswer, process_of
 from celery_unique.stores import acts
 from celery_unique.stores.base import Acquired, Claim
 from celery_unique.stores.record import Mark, Record, letters
-
-from .select import LockView, locks_of
-from .workers import process_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,28 @@ def running_processes(app_state: AppState, locks: Iterable[LockView]) -> dict[st
             process = process_of(app_state.app, lock.worker, lock.task_id)
             if process is not None:
                 found[lock.task_id] = process
+    return found
+
+
+def why_stale(app_state: AppState, locks: Iterable[LockView]) -> dict[str, str]:
+    """Task id -> why its lock is stale, or why that is not known, by the rule that a duplicate
+    applies. Only of tasks that have waited for so long."""
+    check_after_ms = milliseconds(app_state.settings.check_after)
+    waiting = [
+        lock
+        for lock in locks
+        if lock.state in ("available", "retryable")
+        and lock.now - max(lock.entry.created_at, lock.entry.eta) > check_after_ms
+    ]
+    if not waiting:
+        return {}
+    found = {}
+    try:
+        for missing in missing_messages(app_state, waiting, timeout_s=1.0):
+            text = missing.unless and f"its message was not found, but {missing.unless}"
+            found[missing.lock.task_id] = text or f"yes: {missing.why}. The next call releases it"
+    except NoAnswer as error:
+        return {lock.task_id: f"unknown: {error}" for lock in waiting}
     return found
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
-
-from .select import LockView
+from celery_unique.publish.stale_holders.lock_view import LockView
 
 
 def release_all(app_state: AppState, locks: Iterable[LockView]) -> Iterator[tuple[LockView, bool]]:

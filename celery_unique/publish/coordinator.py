@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
@@ -17,6 +17,7 @@ from celery_unique.config.settings import UniqueSettings
 from celery_unique.exceptions import IdempotencyKeyConflict, StoreUnavailable
 from celery_unique.followers.continuations import continues
 from celery_unique.header import LockHeader
+from celery_unique.policy.durations import milliseconds
 from celery_unique.stores.base import Acquired, Held, Holder, LockStore, holder_of
 from celery_unique.stores.record import State
 
@@ -26,6 +27,9 @@ from .overlapped_acquire import OverlappedPublisher
 from .request import PublishOutcome, PublishRequest
 from .results import CallOutcome
 from .store_client import AcquireFailed, CallerStoreClient
+
+if TYPE_CHECKING:
+    from .stale_holders.healing import StaleHolders
 
 #: How long a duplicate of an unconfirmed holder waits before it reads the record again.
 READ_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
@@ -51,6 +55,8 @@ class UniqueTaskCoordinator:
         self.overlapped = (
             OverlappedPublisher(app, self.client) if hasattr(store, "begin_acquire") else None
         )
+        self._check_after_ms = milliseconds(settings.check_after)
+        self._stale_holders: StaleHolders | None = None
 
     @classmethod
     def of(cls, app_state: AppState) -> UniqueTaskCoordinator:
@@ -184,6 +190,8 @@ class UniqueTaskCoordinator:
         """What a call gets whose key is held, or None: acquire again."""
         assert acquired.holder is not None
         holder, now = acquired.holder, acquired.now
+        if now - holder.created_at > self._check_after_ms and self._heals(request, acquired):
+            return None
         if holder.state is State.PENDING and holder.task_id in self.client.published:
             holder = _published(holder, now)  # the confirmation has not reached the store yet
         if request.dry_run:
@@ -221,6 +229,23 @@ class UniqueTaskCoordinator:
         return PublishOutcome(
             holder.task_id, conflicts.resolve(request.policy.on_conflict, conflict)
         )
+
+    def _heals(self, request: PublishRequest, acquired: Acquired) -> bool:
+        """Whether the holder was stale, and its key is released: acquire again."""
+        holder, now = acquired.holder, acquired.now
+        assert holder is not None
+        if holder.state not in (State.AVAILABLE, State.RETRYABLE):
+            return False
+        if now - holder.eta <= self._check_after_ms or request.run or continues(request.parent):
+            return False
+        if self._stale_holders is None:
+            from .stale_holders.healing import StaleHolders  # rarely needed
+
+            self._stale_holders = StaleHolders(request.app_state)
+        if not self._stale_holders.heal(request.key, holder.task_id):
+            return False
+        self.client.withdraw_acquired(request, acquired)  # if it has joined
+        return True
 
     def _publish_duplicate(
         self, request: PublishRequest, holder: Holder, now: int

@@ -26,7 +26,7 @@ from celery_unique.policy.option_names import LEFT_OVER
 from celery_unique.policy.policy import UniquePolicy, warn_of_short_window
 from celery_unique.policy.task_options import warn_of_left_over
 from celery_unique.stores.base import Acquired, Claim
-from celery_unique.stores.record import QUEUE_NAMED, letters, terminal_letters
+from celery_unique.stores.record import ID_GIVEN, QUEUE_NAMED, letters, terminal_letters
 
 from .results import CallOutcome
 
@@ -134,6 +134,9 @@ class PublishRequest:
         """The arguments of ``store.acquire``."""
         policy, parent = self.policy, self.parent
         terms = terms_of(policy)
+        keep = terms.keep
+        if self.awaited or self.queue_named:
+            keep += ID_GIVEN * self.awaited + QUEUE_NAMED * self.queue_named
         return Claim(
             task_id=self.task_id,
             task_name=self.task_name,
@@ -144,7 +147,7 @@ class PublishRequest:
             max_wait_ms=terms.max_wait_ms,
             window_ms=terms.window_ms,
             delay_ms=self.delay_ms,
-            keep=terms.keep + QUEUE_NAMED if self.queue_named else terms.keep,
+            keep=keep,
             keep_ms=self.keep_ms,
             arguments=self.arguments,
             join=self.join,

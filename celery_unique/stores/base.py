@@ -288,8 +288,12 @@ class LockStore(Protocol):
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         """Revoke a task that has not started, or whose delivery is dead."""
 
-    def release(self, key: str, task_id: str | None = None) -> int:
-        """Release the key's live tasks, or one of them, for an operator; returns how many."""
+    def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
+        """Release the key's live tasks, or one of them, for an operator; returns how many.
+
+        With ``lease``, only a task that waits and whose lease is still this one, as it was read:
+        every act that starts, renews or publishes a task changes it.
+        """
 
     # -- acts of the worker --------------------------------------------------
     def start(self, key: str, start: Start) -> Started:

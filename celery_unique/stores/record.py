@@ -41,6 +41,8 @@ TERMINAL_LETTERS = frozenset("cdx")
 #: Among those letters, and without meaning to any act: the call named its queue or exchange, so
 #: its message is not to be searched for in the queue of its task.
 QUEUE_NAMED = "q"
+#: As that: the caller chose the id, or a canvas did, so that it may have been used before.
+ID_GIVEN = "i"
 
 
 def letters(states: Any) -> str:
@@ -75,7 +77,7 @@ class TaskEntry:
     task_name: str = ""
     window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
     eta: int = 0
-    #: Letters of the terminal states in which it stays recorded, and QUEUE_NAMED.
+    #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED and ID_GIVEN.
     keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
@@ -125,6 +127,11 @@ class TaskEntry:
     def queue_named(self) -> bool:
         """The call itself named the queue of its message."""
         return QUEUE_NAMED in self.keep
+
+    @property
+    def id_given(self) -> bool:
+        """The caller chose its id."""
+        return ID_GIVEN in self.keep
 
     @property
     def ending(self) -> bool:

@@ -147,6 +147,8 @@ WRONG_SETTINGS: dict[str, dict[str, list[Any]]] = {
     "unique_namespace": {"type": [1, b"a", ["a"]], "value": ["{a}", "a b", "a\n", "é", "a" * 101]},
     "unique_on_store_error": {"type": [1, True, ["raise"]], "value": ["", "ignore", "Raise"]},
     "unique_atomic_publish": {"type": [0, 1, "yes", "False", "", []], "value": []},
+    "unique_enabled": {"type": [0, 1, "yes", "False", "", []], "value": []},
+    "unique_dry_run": {"type": [0, 1, "yes", "False", "", []], "value": []},
     "unique_eager": {"type": [0, 1, "yes", "False", "", []], "value": []},
     "unique_key_secret": {"type": [1, ["a"], {"a": 1}, True], "value": ["", b""]},
     "unique_conceal_holder": {"type": [0, 1, "yes", "False", "", []], "value": []},

@@ -22,7 +22,8 @@ from django.urls import path, reverse
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.operations.release import release_all
-from celery_unique.operations.select import LockView, holders_of, is_key
+from celery_unique.operations.select import holders_of, is_key
+from celery_unique.publish.stale_holders.lock_view import LockView
 
 from .admin_page import Row, filters, headers, page_links, read_query, row_of
 from .admin_results import result_links

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from django.core.paginator import Paginator
 
-from celery_unique.operations.select import LockView, brief
+from celery_unique.operations.select import brief
 from celery_unique.policy.states import TERMINAL
+from celery_unique.publish.stale_holders.lock_view import LockView
 from celery_unique.stores.record import State
 
 from .admin_results import ResultLink

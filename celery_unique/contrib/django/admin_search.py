@@ -18,7 +18,8 @@ from typing import Any
 from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import key_of_idempotency_key
-from celery_unique.operations.select import LockView, Selection, StoreClock, holders_of, is_key
+from celery_unique.operations.select import Selection, holders_of, is_key
+from celery_unique.publish.stale_holders.lock_view import LockView, StoreClock
 from celery_unique.stores.record import Record
 
 PER_PAGE = 100

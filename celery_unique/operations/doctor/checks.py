@@ -9,7 +9,7 @@ from typing import Any
 from celery_unique import __version__
 from celery_unique.config.settings import UniqueSettings
 from celery_unique.keys.digest import KEY_VERSION
-from celery_unique.operations.workers import Workers
+from celery_unique.publish.stale_holders.workers import Workers
 from celery_unique.stores.diagnosis import Diagnosis, Finding
 
 #: Clocks that differ by less do no harm. The reply of a worker is a moment old.

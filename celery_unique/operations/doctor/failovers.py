@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import moment_of
-from celery_unique.operations.workers import Workers
+from celery_unique.publish.stale_holders.workers import Workers
 from celery_unique.stores.diagnosis import Finding
 
 HERE = "this process"

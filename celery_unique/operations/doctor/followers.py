@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from celery_unique.config.app_state import AppState
-from celery_unique.operations.workers import Workers
+from celery_unique.publish.stale_holders.workers import Workers
 from celery_unique.stores.diagnosis import Finding
 from celery_unique.stores.record_followers import Following
 from celery_unique.worker.reaper import ROUNDS_PER_LEASE

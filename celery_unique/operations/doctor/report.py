@@ -11,9 +11,14 @@ from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.keys.digest import KEY_VERSION
 from celery_unique.operations.explain import is_abandoned
-from celery_unique.operations.lost_messages import Unproven, may_be_lost, missing_messages
-from celery_unique.operations.select import LockView, StoreClock, locks_of
-from celery_unique.operations.workers import (
+from celery_unique.publish.atomic import why_two_steps
+from celery_unique.publish.stale_holders.lock_view import LockView, StoreClock, locks_of
+from celery_unique.publish.stale_holders.lost_messages import (
+    Unproven,
+    may_be_lost,
+    missing_messages,
+)
+from celery_unique.publish.stale_holders.workers import (
     DEFAULT_TIMEOUT_S,
     BrokerUnavailable,
     NoAnswer,
@@ -21,7 +26,6 @@ from celery_unique.operations.workers import (
     query_workers,
     store_marks_of_workers,
 )
-from celery_unique.publish.atomic import why_two_steps
 from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
 from celery_unique.stores.record import Record
 
@@ -247,15 +251,30 @@ def _examine_messages(app_state: AppState, report: Report, walk: _Walk, timeout_
     if "broker" in {finding.check for finding in report.findings} or not report.workers.names:
         return  # reported already; without workers all tasks wait, and that is no error
     try:
-        missing = missing_messages(app_state, walk.waiting, timeout_s, report.workers)
-        lost = list((unproven := Unproven()).proven(missing))
+        missing = list(missing_messages(app_state, walk.waiting, timeout_s, report.workers))
+        ended = [each.lock for each in missing if each.ended]
+        lost = list((unproven := Unproven()).proven(each for each in missing if not each.ended))
     except NoAnswer as error:
         report.findings.append(Finding("lost", "note", str(error)))
         return
     report.findings += _unproven(unproven)
+    report.findings += _ended(ended)
     report.add(
         "lost", f"no {_inspected(walk)} is known to have lost its message", _lost(walk, lost)
     )
+
+
+def _ended(locks: list[LockView]) -> Iterator[Finding]:
+    if locks:
+        yield Finding(
+            "ended",
+            "warning",
+            f"{len(locks)} tasks wait by their records and have ended by the result backend (a "
+            "worker without this library ran them, or a release was lost): "
+            f"{_named(locks[:NAMED])}",
+            "the next call of each releases its key, if the task has waited for longer than "
+            "unique_check_after; or free them now: celery -A APP unique release --lost",
+        )
 
 
 def _inspected(walk: _Walk) -> str:

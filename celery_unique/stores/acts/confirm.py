@@ -82,12 +82,12 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
     return "cancelled"
 
 
-def release(record: Record, task_id: str | None, now: int) -> int:
+def release(record: Record, task_id: str | None, now: int, lease: int = 0) -> int:
     record.purge(now)
     count = 0
     for candidate in [task_id] if task_id else list(record.tasks):
         task = record.tasks.get(candidate)
-        if task is None or task.released:
+        if task is None or task.released or (lease and not (task.waiting and task.lease == lease)):
             continue
         count += 1
         if task.terminal and not task.ending:

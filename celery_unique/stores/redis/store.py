@@ -285,13 +285,13 @@ class RedisStore:
         reply = self._commands.run(scripts.CANCEL, key, task_id, mark_ms).decode()
         return reply
 
-    def release(self, key: str, task_id: str | None = None) -> int:
+    def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
         if not task_id:
             try:
                 self.read(key)  # stricter than the script, which skips what it does not use
             except UnreadableRecord:
                 return self._delete(key)
-        return int(self._commands.run(scripts.RELEASE, key, task_id or ""))
+        return int(self._commands.run(scripts.RELEASE, key, task_id or "", lease))
 
     def _delete(self, key: str) -> int:
         """Delete everything that is stored of a key, readable or not."""

@@ -294,9 +294,9 @@ class SqlStore(RecordedStore):
         with self._reading(key):
             return _alive(row), row.now
 
-    def release(self, key: str, task_id: str | None = None) -> int:
+    def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
         try:
-            return super().release(key, task_id)
+            return super().release(key, task_id, lease)
         except UnreadableRecord:
             if task_id:
                 raise

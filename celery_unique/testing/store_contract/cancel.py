@@ -156,6 +156,26 @@ class CancelContract:
         assert key.release() == 0
         assert key.release("first") == 0
 
+    @pytest.mark.parametrize("state", [State.AVAILABLE, State.RETRYABLE])
+    def test_release_of_a_lease_that_was_read_releases_what_has_not_changed(
+        self, key: Key, state: State
+    ) -> None:
+        key.bring_to("first", state)
+        lease = key.record().tasks["first"].lease
+
+        assert key.release("first", lease - 1) == 0
+        assert key.release("first", lease) == 1
+        assert key.acquire("second").outcome == "created"
+
+    def test_release_of_a_lease_that_was_read_leaves_a_task_that_started(self, key: Key) -> None:
+        key.bring_to("first", State.AVAILABLE)
+        lease = key.record().tasks["first"].lease
+        key.start("first")
+        running = key.record().tasks["first"].lease
+
+        assert key.release("first", lease) == key.release("first", running) == 0
+        assert key.acquire("second").outcome == "duplicate"
+
     def test_release_of_a_free_key_releases_nothing(self, key: Key) -> None:
         assert key.release() == 0
         assert key.release("first") == 0

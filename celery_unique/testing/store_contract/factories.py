@@ -210,8 +210,8 @@ class Key:
     def cancel(self, task_id: str, mark_ms: int = QUEUE_LEASE) -> str:
         return self.store.cancel(self.text, task_id, mark_ms)
 
-    def release(self, task_id: str | None = None) -> int:
-        return self.store.release(self.text, task_id)
+    def release(self, task_id: str | None = None, lease: int = 0) -> int:
+        return self.store.release(self.text, task_id, lease)
 
     # -- acts of the worker ---------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_unique.operations.doctor import checks
-from celery_unique.operations.workers import Workers
+from celery_unique.publish.stale_holders.workers import Workers
 from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.redis.diagnosis import diagnosis_of
 from celery_unique.stores.sql.diagnosis import _findings

@@ -14,7 +14,7 @@ from celery_unique.config.app_state import AppState, state_of
 from celery_unique.operations.doctor import failovers
 from celery_unique.operations.doctor.failovers import failovers_seen
 from celery_unique.operations.doctor.followers import Followed, no_followers_yet
-from celery_unique.operations.workers import Workers
+from celery_unique.publish.stale_holders.workers import Workers
 from celery_unique.stores.failover import FailOver
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record_followers import Following

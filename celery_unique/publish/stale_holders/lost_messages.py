@@ -1,16 +1,17 @@
-"""Finds locks whose message is lost.
+"""The rule of stale holders: their task has ended, or their message is lost.
 
-A message is proven lost, and its key may be released, when all of this holds:
+A holder that waits by its record is proven stale, and its key may be released, when
 
-- its broker can be inspected, and no queue that may have it does (see ``queues``);
-- every running worker has replied, and none of them holds it;
-- its record has not changed meanwhile.
+- its task has ended by the result backend (see ``ended``); or
+- its broker can be inspected, and no queue that may have its message does (see ``queues``); every
+  running worker has replied, and none of them holds it; and its record has not changed meanwhile.
 
 Otherwise it is unproven, and reported with the reason.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,9 +20,18 @@ from typing import Any
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import moment_of
 
-from .queues import not_in_queues
-from .select import LockView
-from .workers import DEFAULT_TIMEOUT_S, Workers, held_by_workers, query_workers
+from .ended import ended_as
+from .lock_view import LockView
+from .queues import NO_HURRY, Limits, not_in_queues
+from .workers import (
+    DEFAULT_TIMEOUT_S,
+    Workers,
+    held_by_plain_workers,
+    held_by_workers,
+    query_workers,
+)
+
+logger = logging.getLogger("celery_unique")
 
 BATCH = 2000
 #: A message that was just published may be on its way.
@@ -32,12 +42,20 @@ _WAITING = ("available", "scheduled", "retryable")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A lock whose message was not found."""
+    """A lock whose task has ended, or whose message was not found."""
 
     lock: LockView
     #: Why it may exist anyway; empty: it is proven lost.
     unless: str = ""
     returns_at_ms: int = 0  # where it is known: when it is delivered again
+    ended: str = ""  # the state of Celery in which its task has ended
+
+    @property
+    def why(self) -> str:
+        """Why it is stale, in words."""
+        if self.ended:
+            return f"its task has ended ({self.ended} in the result backend)"
+        return "neither the broker nor a worker has its message"
 
 
 @dataclass(slots=True)
@@ -88,12 +106,22 @@ def missing_messages(
     locks: Iterable[LockView],
     timeout_s: float = DEFAULT_TIMEOUT_S,
     workers: Workers | None = None,
+    limits: Limits = NO_HURRY,
 ) -> Iterator[Missing]:
-    """The locks whose task waits and whose message was not found."""
-    workers = query_workers(app_state.app, timeout_s) if workers is None else workers
+    """The locks whose task waits and has ended, or whose message was not found."""
     candidates = (lock for lock in locks if may_be_lost(lock))
+    workers = query_workers(app_state.app, timeout_s) if workers is None else workers
     while batch := list(islice(candidates, BATCH)):
-        yield from _missing(app_state, batch, workers, timeout_s)
+        yield from _missing(app_state, batch, workers, timeout_s, limits)
+
+
+def ended_here(app_state: AppState, lock: LockView) -> str:
+    """As ``ended_as``; empty where the result backend is unavailable."""
+    try:
+        return ended_as(app_state.app, lock)
+    except Exception as error:  # noqa: BLE001  (each kind of backend has its own)
+        logger.debug("the result backend did not report on task %s: %s", lock.task_id, error)
+        return ""
 
 
 def may_be_lost(lock: LockView) -> bool:
@@ -102,18 +130,30 @@ def may_be_lost(lock: LockView) -> bool:
 
 
 def _missing(
-    app_state: AppState, batch: list[LockView], workers: Workers, timeout_s: float
+    app_state: AppState,
+    batch: list[LockView],
+    workers: Workers,
+    timeout_s: float,
+    limits: Limits,
 ) -> Iterator[Missing]:
     # In this order: a message goes from its queue to a worker, and its end changes the record.
-    places = not_in_queues(app_state, batch, workers)
+    places = not_in_queues(app_state, batch, workers, limits)
     held, silent = held_by_workers(app_state.app, sorted(workers.replies), list(places), timeout_s)
-    silent = sorted({*silent, *workers.silent, *workers.without})
+    plain = workers.without
+    if plain and all(place.is_complete for place in places.values()):
+        of_plain, plain = held_by_plain_workers(app_state.app, plain, list(places), timeout_s)
+        held |= of_plain
+    silent = sorted({*silent, *workers.silent, *plain})
     unless = f"these workers did not report what they hold: {', '.join(silent)}" if silent else ""
     for lock in batch:
         place = places.get(lock.task_id)
         if place is None or lock.task_id in held:
             continue
-        if place.unless or unless:
+        # Only of these: reading a result is a round trip for each.
+        ended = ended_here(app_state, lock)
+        if ended:
+            yield Missing(lock, ended=ended)
+        elif place.unless or unless:
             yield Missing(lock, place.unless or unless, place.returns_at_ms)
         elif _is_unchanged(app_state, lock):
             yield Missing(lock)

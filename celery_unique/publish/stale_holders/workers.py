@@ -141,6 +141,22 @@ def held_by_workers(
     return held, [name for name in names if name not in useful]
 
 
+def held_by_plain_workers(
+    app: Any, names: Sequence[str], task_ids: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
+) -> tuple[set[str], list[str]]:
+    """The same for workers without this library, by a command of Celery's own. It does not report
+    tasks that wait for their rate limit or, up to Celery 5.6, for their ETA."""
+    if not names or not task_ids:
+        return set(), []
+    with broker_errors():
+        replies = dict(
+            _broadcast(app, "query_task", timeout_s, list(names), {"ids": list(task_ids)})
+        )
+    useful = {name: reply for name, reply in replies.items() if "error" not in reply}
+    held = {task_id for reply in useful.values() for task_id in reply}
+    return held, [name for name in names if name not in useful]
+
+
 def _broadcast(
     app: Any,
     command: str,

@@ -8,6 +8,7 @@ can be known to be empty, and only its consumers know what they hold.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +21,30 @@ from kombu.exceptions import KombuError
 from celery_unique.config.app_state import AppState
 from celery_unique.publish.request import queue_of
 
-from .select import LockView, StoreClock, locks_of
+from .lock_view import LockView, StoreClock, locks_of
 from .workers import BrokerUnavailable, Workers
 
 #: Messages that are read at most, on Redis.
 MOST_MESSAGES = 100_000
 #: Elements of a list that are read together: messages may be large.
 CHUNK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is read, and what is assumed."""
+
+    messages: int = MOST_MESSAGES
+    #: Keys of a Redis database, among which its queues are found.
+    keys: float = math.inf
+    #: How long the locks are walked over, in seconds.
+    walk_s: float = math.inf
+    #: Whether every program routes a task as this one does, on RabbitMQ.
+    same_routes: bool = True
+
+
+#: For an operator, who has the last word.
+NO_HURRY = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,9 @@ class NotInQueue:
     unless: str = ""
     #: When Redis delivers it again, where a worker has fetched it and not acknowledged it.
     returns_at_ms: int = 0
+    #: The broker shows what workers have fetched and not acknowledged. A worker without this
+    #: library reports what it has acknowledged or runs, and not all that it has fetched.
+    is_complete: bool = False
 
 
 class NotInspectable(Exception):
@@ -44,16 +65,16 @@ class NotInspectable(Exception):
 
 
 def not_in_queues(
-    app_state: AppState, locks: list[LockView], workers: Workers
+    app_state: AppState, locks: list[LockView], workers: Workers, limits: Limits = NO_HURRY
 ) -> dict[str, NotInQueue]:
     """By task id: the locks whose message no queue has, or may have. The others are left out."""
     with _broker(app_state.app) as connection:
         channel, kind = connection.default_channel, connection.transport.driver_type
         try:
             if kind == "redis" and hasattr(channel, "unacked_key"):
-                return _not_in_redis(app_state.app, channel, locks, workers)
+                return _not_in_redis(app_state.app, channel, locks, workers, limits)
             if kind == "amqp":
-                return _not_in_rabbitmq(app_state, connection, locks, workers)
+                return _not_in_rabbitmq(app_state, connection, locks, workers, limits)
             raise NotInspectable(f"a broker of this kind ({kind}) cannot be inspected")
         except NotInspectable as reason:
             return {lock.task_id: NotInQueue(str(reason)) for lock in locks}
@@ -79,10 +100,14 @@ def _broker(app: Any) -> Iterator[Any]:
 
 
 def _not_in_redis(
-    app: Any, channel: Any, locks: list[LockView], workers: Workers
+    app: Any, channel: Any, locks: list[LockView], workers: Workers, limits: Limits
 ) -> dict[str, NotInQueue]:
     wanted = {lock.task_id for lock in locks}
-    budget = _Budget()
+    if limits.keys < math.inf and channel.client.dbsize() > limits.keys:
+        raise NotInspectable(
+            f"the broker's database has more than {limits.keys:,} keys, too many to search here"
+        )
+    budget = _Budget(limits.messages, limits.messages)
     # In this order: a message that was fetched returns to its queue, and one that is fetched
     # meanwhile is held by a worker, and workers are queried last.
     fetched = _fetched(channel, wanted, budget)
@@ -93,19 +118,20 @@ def _not_in_redis(
         if task_id in fetched:
             places[task_id] = _will_return(channel, fetched[task_id])
         else:
-            places[task_id] = NotInQueue(uncounted)
+            places[task_id] = NotInQueue(uncounted, is_complete=True)
     return places
 
 
 @dataclass(slots=True)
 class _Budget:
-    left: int = MOST_MESSAGES
+    most: int
+    left: int
 
     def spend(self) -> None:
         self.left -= 1
         if self.left < 0:
             raise NotInspectable(
-                f"the broker has more than {MOST_MESSAGES:,} messages, too many to search"
+                f"the broker has more than {self.most:,} messages, too many to search"
             )
 
 
@@ -164,6 +190,7 @@ def _will_return(channel: Any, tag: Any) -> NotInQueue:
         "its message was fetched by a worker that does not reply, and Redis delivers it again "
         f"when the visibility timeout ({timeout_s:g} s) has passed",
         round((fetched_at + timeout_s) * 1000),
+        is_complete=True,
     )
 
 
@@ -187,9 +214,10 @@ def _uncounted(app: Any, channel: Any, workers: Workers) -> str:
     channel._inplace_augment_message(message, exchange, "")
     payload = json.dumps(message)
     listening = max(channel.client.publish(topic, payload) for topic in _topics(channel, exchange))
-    if listening > len(workers.replies):
+    replied = len(workers.replies) + len(workers.without)
+    if listening > replied:
         return (
-            f"{listening} workers listen for remote control and {len(workers.replies)} replied: "
+            f"{listening} workers listen for remote control and {replied} replied: "
             "one that is busy or stopped may hold it"
         )
     return ""
@@ -213,11 +241,19 @@ class _Queue:
 
 
 def _not_in_rabbitmq(
-    app_state: AppState, connection: Any, locks: list[LockView], workers: Workers
+    app_state: AppState,
+    connection: Any,
+    locks: list[LockView],
+    workers: Workers,
+    limits: Limits,
 ) -> dict[str, NotInQueue]:
     # In this order: a delayed message moves from the delay queues to its own.
     delayed = _delayed(connection) if any(_may_be_delayed(lock) for lock in locks) else ""
     queues = {lock.entry.task_name: _queues_of(app_state, lock.entry.task_name) for lock in locks}
+    if not limits.same_routes:
+        replies = workers.replies.values()
+        consumed = {name for reply in replies for name in reply.get("queues", ())}
+        queues = {task_name: own | consumed for task_name, own in queues.items()}
     seen = {
         name: _inspect(app_state.app, connection, name, workers)
         for name in {name for names in queues.values() for name in names}
@@ -232,7 +268,8 @@ def _not_in_rabbitmq(
         if not unless and _may_be_delayed(lock):
             unless = delayed
         unless = unless or next((queue.unless for queue in own if queue.unless), "")
-        unless = unless or _held_unseen(app_state, lock) or _stopping(app_state, workers)
+        unless = unless or _held_unseen(app_state, lock)
+        unless = unless or _stopping(app_state, workers, limits.walk_s)
         places[lock.task_id] = NotInQueue(unless)
     return places
 
@@ -314,17 +351,19 @@ def _passively(connection: Any, name: str) -> _Queue:
         return _Queue(declared.message_count, declared.consumer_count)
 
 
-def _stopping(app_state: AppState, workers: Workers) -> str:
+def _stopping(app_state: AppState, workers: Workers, walk_s: float) -> str:
     """Why a stopping worker may hold it: that waits for the tasks that it runs, whose locks name
     it. Up to Celery 5.6 it forgets its other messages, and no longer renews their leases."""
     if workers.running_unseen is None:  # once: this walks over all locks
-        clock = StoreClock(app_state)
+        clock, stop_at = StoreClock(app_state), time.monotonic() + walk_s
         running = {
             lock.worker
-            for key, record in app_state.store.walk()
+            for key, record in app_state.store.walk(stop_at=stop_at)
             for lock in locks_of(key, record, clock.now())
             if lock.state == "active" and lock.entry.delivery_lease > lock.now
         }
+        if time.monotonic() >= stop_at:
+            return "the store has too many locks to look for workers that are stopping"
         workers.running_unseen = sorted(running - workers.replies.keys())
     if not workers.running_unseen:
         return ""

@@ -1,0 +1,344 @@
+"""A duplicate of a holder that has ended, or whose message is lost, releases its key."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, group
+
+from celery_unique import apply_many, lookup, unique_lost
+from celery_unique.publish.stale_holders import healing, lost_messages
+from tests.support.app import (
+    advance,
+    define,
+    flush,
+    make_app,
+    messages,
+    plain_app,
+    value_of,
+    working,
+)
+
+#: As in the settings.
+CHECK_AFTER_S = 60
+
+
+def echo(shop_id: int) -> int:
+    return shop_id
+
+
+def fails(shop_id: int) -> int:
+    raise ValueError(shop_id)
+
+
+@contextmanager
+def plain_worker(app: Celery, function: Any = echo) -> Iterator[Celery]:
+    """A worker of the same queue without the library."""
+    broker, backend = app.conf.broker_url, app.conf.result_backend
+    queue = app.conf.task_default_queue
+    plain = plain_app(broker=broker, backend=backend, task_default_queue=queue)
+    define(plain, function=function)
+    with working(plain):
+        yield plain
+
+
+@pytest.fixture
+def lost() -> Iterator[list[dict[str, Any]]]:
+    heard: list[dict[str, Any]] = []
+
+    def note(**facts: Any) -> None:
+        heard.append(facts)
+
+    unique_lost.connect(note)
+    yield heard
+    unique_lost.disconnect(note)
+
+
+def run_plainly(app: Celery, result: Any, function: Any = echo) -> None:
+    with plain_worker(app, function) as plain:
+        plain.AsyncResult(result.id).get(timeout=30, propagate=False, interval=0.01)
+
+
+# -- the task has ended -----------------------------------------------------------------------
+
+
+def test_a_task_that_ended_in_a_worker_without_the_library_blocks_no_call_for_long(
+    app: Celery, lost: list[dict[str, Any]], caplog: Any
+) -> None:
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    flush(app)
+    run_plainly(app, first)
+
+    soon = task.delay(7)
+    advance(app, CHECK_AFTER_S + 1)
+    later = task.delay(7)
+
+    assert (soon.outcome, soon.id) == ("deduplicated", first.id)
+    assert later.outcome == "created"
+    [fact] = lost
+    assert (fact["task_id"], fact["sender"]) == (first.id, "shop.rebuild")
+    assert "has ended (SUCCESS in the result backend)" in fact["reason"]
+    [line] = [each for each in caplog.records if getattr(each, "outcome", "") == "lost"]
+    assert line.levelno == logging.WARNING
+    held = lookup(task, (7,))
+    assert held is not None
+    assert held.task_id == later.id
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "outcome"),
+    [
+        (echo, {"unique_states": "until_success", "unique_for": 7200}, "deduplicated"),
+        (fails, {"unique_states": "until_success", "unique_for": 7200}, "created"),
+        (fails, {"unique_states": "window", "unique_for": 7200}, "deduplicated"),
+        (fails, {}, "created"),
+    ],
+)
+def test_the_end_counts_as_the_policy_says(
+    app: Celery, function: Any, options: dict[str, Any], outcome: str
+) -> None:
+    task = define(app, unique=True, function=function, **options)
+    first = task.delay(7)
+    flush(app)
+    run_plainly(app, first, function)
+    advance(app, CHECK_AFTER_S + 1)
+
+    again = task.delay(7)
+
+    assert again.outcome == outcome
+    if outcome == "deduplicated":
+        assert again.holder_state == ("completed" if function is echo else "discarded")
+
+
+def test_an_idempotency_key_still_returns_the_ended_task(app: Celery) -> None:
+    task = define(app, unique=True, function=echo)
+    first = task.apply_async((7,), idempotency_key="order-7")
+    flush(app)
+    run_plainly(app, first)
+    advance(app, CHECK_AFTER_S + 1)
+
+    again = task.apply_async((7,), idempotency_key="order-7")
+
+    assert (again.id, again.outcome, again.holder_state) == (first.id, "deduplicated", "completed")
+
+
+def test_members_of_a_canvas_and_of_a_batch_go_ahead_too(app: Celery) -> None:
+    task = define(app, unique=True, function=echo)
+    held = [task.delay(shop_id) for shop_id in (7, 8)]
+    flush(app)
+    with plain_worker(app) as plain:
+        for result in held:
+            value_of(plain.AsyncResult(result.id))
+    advance(app, CHECK_AFTER_S + 1)
+
+    grouped = group(task.s(7)).apply_async()
+    [batched] = apply_many([task.s(8)])
+
+    assert batched.outcome == "created"
+    assert {sent.id for sent in messages(app)} == {grouped.results[0].id, batched.id}
+
+
+# -- a task that waits ------------------------------------------------------------------------
+
+
+def test_a_task_that_waits_for_an_hour_is_never_released(
+    app: Celery, lost: list[dict[str, Any]]
+) -> None:
+    task = define(app, unique=True, function=echo)
+    held = apply_many([task.s(shop_id) for shop_id in range(1000)])
+    flush(app)
+    advance(app, 3600)
+
+    again = apply_many([task.s(shop_id) for shop_id in range(1000)])
+
+    assert [each.id for each in again] == [each.id for each in held]
+    assert lost == []
+
+
+@pytest.mark.server
+def test_a_task_that_waits_in_the_database_of_the_locks_is_never_released(
+    redis_url: str, lost: list[dict[str, Any]]
+) -> None:
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, function=echo)
+    held = apply_many([task.s(shop_id) for shop_id in range(1000)])
+    advance(app, 3600)
+
+    again = apply_many([task.s(shop_id) for shop_id in range(1000)])
+
+    assert [each.id for each in again] == [each.id for each in held]
+    assert lost == []
+
+
+@pytest.mark.server
+def test_a_search_in_any_queue_finds_a_task_that_waits(
+    redis_url: str, lost: list[dict[str, Any]], monkeypatch: Any
+) -> None:
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, function=echo)
+    held = [task.apply_async((shop_id,), queue=f"q{shop_id % 3}") for shop_id in range(10)]
+    advance(app, 3600)
+    monkeypatch.setattr(healing, "PAUSE_S", 0)
+    searched: list[str] = []
+    search = lost_messages.not_in_queues
+
+    def noted(*args: Any) -> Any:
+        searched.append("")
+        return search(*args)
+
+    monkeypatch.setattr(lost_messages, "not_in_queues", noted)
+    again = [task.delay(shop_id) for shop_id in range(10)]
+
+    assert [each.id for each in again] == [each.id for each in held]
+    assert len(searched) == 10
+    assert lost == []
+
+
+def test_a_task_that_waits_for_its_retry_is_not_released(app: Celery) -> None:
+    @app.task(name="shop.retries", bind=True, unique=True)
+    def retries(self: Any, shop_id: int) -> None:
+        raise self.retry(countdown=7200)
+
+    first = retries.delay(7)
+    with working(app):
+        while app.AsyncResult(first.id).state != "RETRY":
+            time.sleep(0.01)
+    advance(app, 3600)
+
+    assert retries.delay(7).id == first.id
+
+
+def test_the_result_of_an_earlier_life_of_an_id_is_no_proof(app: Celery) -> None:
+    task = define(app, unique=True, function=echo)
+    with working(app):
+        value_of(task.apply_async((7,), task_id=f"order-{app.main}"))
+    waits = task.apply_async((7,), task_id=f"order-{app.main}")
+    flush(app)
+    assert waits.state == "SUCCESS"
+    advance(app, 3600)
+
+    assert task.delay(7).id == waits.id
+    assert lookup(task, (7,)).task_id == waits.id
+
+
+# -- what it costs ----------------------------------------------------------------------------
+
+
+def test_a_holder_is_checked_once_in_a_while(local_app: Celery, monkeypatch: Any) -> None:
+    app = local_app
+    task = define(app, unique=True, function=echo)
+    checks: list[str] = []
+    ended_here = healing.ended_here
+
+    def noted(app_state: Any, lock: Any) -> str:
+        checks.append(lock.task_id)
+        return ended_here(app_state, lock)
+
+    monkeypatch.setattr(healing, "ended_here", noted)
+    first = task.delay(7)
+    scheduled = task.apply_async((8,), countdown=7200)
+    for _ in range(3):
+        task.delay(7)
+    assert checks == []
+    advance(app, CHECK_AFTER_S + 1)
+    for shop_id in (7, 8) * 3:
+        assert task.delay(shop_id).id in (first.id, scheduled.id)
+
+    assert checks == [first.id]
+
+
+def test_a_result_backend_that_hangs_delays_one_call_for_a_bounded_time(caplog: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        app = make_app(
+            "memory://",
+            backend=f"redis://127.0.0.1:{silent.getsockname()[1]}/0",
+            unique_store_timeout=0.3,
+        )
+        task = define(app, unique=True, ignore_result=True)
+        held = [task.delay(shop_id) for shop_id in range(20)]
+        advance(app, 3600)
+
+        began = time.monotonic()
+        again = [task.delay(shop_id) for shop_id in range(20)]
+
+        assert [each.id for each in again] == [each.id for each in held]
+        assert time.monotonic() - began < 3
+        assert "was not checked within 0.3 s" in caplog.text
+
+
+def test_a_continuation_checks_nothing(local_app: Celery, monkeypatch: Any) -> None:
+    app = local_app
+    task = define(app, unique=True, function=echo)
+    other = define(app, "shop.first", function=echo)
+    task.apply_async((7,), queue="nowhere")
+    advance(app, 3600)
+    checks: list[str] = []
+    monkeypatch.setattr(healing.StaleHolders, "heal", lambda *_: bool(checks.append("")))
+
+    with working(app):
+        value_of(other.apply_async((7,), link=task.si(7)))
+    assert checks == []
+
+    task.delay(7)
+    assert checks == [""]
+
+
+# -- the message is lost ----------------------------------------------------------------------
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("workers", ["none", "with the library", "without it"])
+def test_a_purged_message_blocks_no_call_for_long(
+    redis_url: str, workers: str, lost: list[dict[str, Any]]
+) -> None:
+    app = make_app(broker=redis_url, backend=redis_url, worker_enable_remote_control=True)
+    task = define(app, unique=True, function=echo, ignore_result=True)
+    first = task.delay(7)
+    app.control.purge()
+    flush(app)
+    advance(app, CHECK_AFTER_S + 1)
+
+    def call() -> Any:
+        return task.apply_async((7,), countdown=3600)
+
+    if workers == "with the library":
+        with working(app):
+            later = call()
+    elif workers == "without it":
+        with plain_worker(app):
+            later = call()
+    else:
+        later = call()
+
+    assert later.outcome == "created"
+    [fact] = lost
+    assert fact["task_id"] == first.id
+    assert "neither the broker nor a worker has its message" in fact["reason"]
+
+
+@pytest.mark.server
+def test_a_message_that_a_worker_without_the_library_runs_is_not_lost(redis_url: str) -> None:
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, ignore_result=True)
+    began, may_end = threading.Event(), threading.Event()
+
+    def waits(shop_id: int) -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    first = task.delay(7)
+    with plain_worker(app, waits):
+        assert began.wait(30)
+        advance(app, 3600)
+        again = task.delay(7)
+        may_end.set()
+
+    assert again.id == first.id
