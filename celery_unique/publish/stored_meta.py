@@ -9,6 +9,11 @@ Where the lock store is the Redis server of the results, the store writes the re
 releases the key: the result cannot be read while the key is held, nor is the key free before. The
 delivery travels with the meta (``_DeferredMeta``) and the encoded text (``_DeferredText``) through
 Celery to the write, so that nothing has to be reset if a signal interrupts.
+
+Celery reads what is stored before it stores a result, since it never replaces a success. Where
+nothing can be stored yet (no retry, no second delivery, no state that the task has set), the act
+looks whether there is a result in place of that read. If there is one, nothing is changed, and
+Celery's own check and write follow.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -33,6 +39,9 @@ logger = logging.getLogger("celery_unique")
 
 #: On the request of a task that was superseded: the id that replaced it.
 SUPERSEDED_BY = "unique_superseded_by"
+
+#: On the request of a task that has stored a state before its end.
+HAS_STATE = "unique_has_state"
 
 _CARRIES = "_celery_unique_carries"
 _DEFERS = "_celery_unique_defers"
@@ -108,10 +117,19 @@ class _DeferredMeta(dict[str, Any]):
 class _DeferredText(str):
     """The same, encoded."""
 
-    __slots__ = ("delivery", "state")
+    __slots__ = ("delivery", "state", "unread")
 
     delivery: Any
     state: State
+    #: Celery has not read what is stored before.
+    unread: bool
+
+    @classmethod
+    def of(cls, text: str, delivery: Any, state: str) -> _DeferredText:
+        deferred = cls(text)
+        deferred.delivery, deferred.state = delivery, _STATE_OF[state]
+        deferred.unread = False
+        return deferred
 
     def with_duplicates(self, duplicates: int) -> str:
         return self.replace(_QUOTED, str(duplicates))
@@ -140,35 +158,85 @@ def _defer_to_write(backend: Any) -> None:
         return
     if backend.serializer != "json" or getattr(backend, "compression", None):
         return
+    if type(backend.encode({})) is not str:  # a serializer of the user's own under that name
+        return
     encode, write = backend.encode, backend._set
+    store, get_task_meta = backend._store_result, backend._get_task_meta_for
     backend.__dict__[_DEFERS] = True
+
+    def store_deferred(
+        task_id: str, result: Any, state: str, *args: Any, request: Any = None, **options: Any
+    ) -> Any:
+        delivery = getattr(request, "unique_delivery", None)
+        own = store
+        if state in _STATE_OF and delivery is not None and delivery.has_no_result:
+            own = partial(type(backend)._store_result, _WithoutResults(backend, delivery, state))
+        return own(task_id, result, state, *args, request=request, **options)
 
     def encode_deferred(data: Any) -> Any:
         text = encode(data)
         if type(data) is not _DeferredMeta:
             return text
-        if type(text) is not str or text.count(_QUOTED) != 1:
+        if text.count(_QUOTED) != 1:
             data[HEADER]["duplicates"] = 0
-            return encode(data)
-        deferred = _DeferredText(text)
-        deferred.delivery, deferred.state = data.delivery, _STATE_OF[data["status"]]
-        return deferred
+            text = encode(data)
+        return _DeferredText.of(text, data.delivery, data["status"])
 
     def write_deferred(key: Any, value: Any, *expires: Any) -> Any:
         if type(value) is not _DeferredText:
             return write(key, value, *expires)
         delivery = value.delivery
-        if delivery.deferred is not None and len(value) > LONGEST_TEXT:
-            delivery.end_body(delivery.deferred)
-        elif delivery.deferred is not None:
-            head, _, tail = value.partition(_QUOTED)
-            expires_s = expires[0] if expires and expires[0] is not None else backend.expires
-            result = ResultWrite(_text(key), int(expires_s or 0), head, tail)
-            if delivery.finish_with_result(value.state, result):
+        head, quoted, tail = value.partition(_QUOTED)
+        expires_s = expires[0] if expires and expires[0] is not None else backend.expires
+        is_one_act = quoted and len(value) <= LONGEST_TEXT
+
+        def finish(*, backstop: bool = False) -> bool:
+            if not is_one_act or delivery.deferred is None:
+                return False
+            result = ResultWrite(_text(key), int(expires_s or 0), head, tail, value.unread)
+            written: bool = delivery.finish_with_result(value.state, result, backstop=backstop)
+            return written
+
+        if finish():
+            return None
+        if value.unread:
+            # Celery's own check, which it has not made. The end of the task releases its key.
+            stored = get_task_meta(delivery.header.task_id)["status"]
+            value.unread = False
+            if stored == states.SUCCESS:
                 return None
+            # A final state may be that of the first attempt, whose reply was lost.
+            if finish(backstop=stored in states.READY_STATES):
+                return None
+        if delivery.deferred is not None and not is_one_act:
+            delivery.end_body(delivery.deferred)
         return write(key, value.with_duplicates(delivery.duplicates or 0), *expires)
 
     backend.encode, backend._set = encode_deferred, write_deferred
+    backend._store_result = store_deferred
+
+
+class _WithoutResults:
+    """A result backend in which nothing is stored, for Celery's ``_store_result``: the write finds
+    out whether that is true."""
+
+    def __init__(self, backend: Any, delivery: Any, state: str) -> None:
+        self._backend = backend
+        self._delivery = delivery
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode(self, data: Any) -> _DeferredText:
+        text = self._backend.encode(data)
+        if type(text) is not _DeferredText:
+            text = _DeferredText.of(text, self._delivery, self._state)
+        text.unread = True
+        return text
+
+    def _get_task_meta_for(self, _task_id: str) -> dict[str, Any]:
+        return {"status": states.PENDING, "result": None}
 
 
 def _text(key: str | bytes) -> str:
@@ -194,7 +262,9 @@ def _carry_in_meta(backend: Any) -> None:
         if facts is None:
             return meta
         delivery = getattr(request, "unique_delivery", None)
-        if state in _STATE_OF and getattr(delivery, "deferred", None) is not None:
+        if state not in _STATE_OF:
+            request.__dict__[HAS_STATE] = True
+        elif getattr(delivery, "deferred", None) is not None:
             deferred = _DeferredMeta(meta)
             deferred[HEADER] = {**facts, "duplicates": _DUPLICATES}
             deferred.delivery = delivery

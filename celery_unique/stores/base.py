@@ -140,6 +140,8 @@ class ResultWrite:
     #: The encoded result, around the number of duplicates, which the store adds.
     head: str
     tail: str
+    #: Do nothing if a result is stored already: see ``publish.stored_meta``.
+    unless_stored: bool = False
 
 
 @dataclass(slots=True)
@@ -214,9 +216,10 @@ class Finish:
 
 @dataclass(slots=True)
 class Finished:
-    """``ended`` (``settle``: call settle after result and ack) or ``not_yours``."""
+    """``ended`` (``settle``: call settle after result and ack) or ``not_yours``. ``stored``:
+    nothing has changed, since there is a result already."""
 
-    verdict: Literal["ended", "not_yours"]
+    verdict: Literal["ended", "not_yours", "stored"]
     settle: bool = False
     duplicates: int = 0
     #: The task has followers, or will have soon; it is ``ending`` until settle.
@@ -426,7 +429,8 @@ class BrokerStore(LockStore, Protocol):
         """
 
     def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
-        """``finish``, and write and announce the result in the same act, whatever the verdict."""
+        """``finish``, and write and announce the result in the same act: also ``not_yours``, but
+        not ``stored``."""
 
 
 def shard_of(store: LockStore, key: str) -> str:

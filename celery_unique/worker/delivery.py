@@ -20,7 +20,8 @@ from celery_unique.config.app_state import AppState
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.promote import end_with_followers
 from celery_unique.header import DeliveryName, LockHeader
-from celery_unique.stores.base import ResultWrite
+from celery_unique.publish.stored_meta import HAS_STATE
+from celery_unique.stores.base import Finished, ResultWrite
 from celery_unique.stores.record import State
 
 from .ack import Acknowledgement
@@ -125,6 +126,8 @@ class Delivery:
     #: Its body has ended so, and its lock is released with the write of the result: see
     #: ``publish.stored_meta``. Until then it is renewed.
     deferred: End | None = None
+    #: Nothing was stored under its id so far, as far as this process knows.
+    has_no_result = False
     #: Its id continues in a message that its body sent: so long until that is due.
     continues_in_ms: int | None = None
 
@@ -296,20 +299,28 @@ class Delivery:
         if not self.client.writes_results_of(self.task.backend):
             return False
         self.children = tuple(request.children)
+        stored_before = request.retries or self.header.again or HAS_STATE in request.__dict__
+        self.has_no_result = not stored_before
         self.deferred = end
         return True
 
-    def finish_with_result(self, state: State, result: ResultWrite) -> bool:
+    def finish_with_result(
+        self, state: State, result: ResultWrite, *, backstop: bool = False
+    ) -> bool:
         """The deferred release, with the result that is stored. False: the store did not write
-        the result."""
-        self.deferred = None
+        the result; the release is still to come if there is one already."""
+        deferred, self.deferred = self.deferred, None
         settle_later = bool(self.task.acks_late) or self.is_unacknowledged()
-        written = self._finish(state, settle_later, result=result)
+        finished = self._finish(state, settle_later, backstop=backstop, result=result)
+        self.has_no_result = False
+        if finished is not None and finished.verdict == "stored":
+            self.deferred = deferred
+            return False
         # Not before: until the store has it, the lock is renewed.
         self.finished()
         if self.task.acks_late:
             self.unsettled = False  # the acknowledgement settles it
-        return written
+        return finished is not None
 
     def end_body(self, end: End, *, backstop: bool = False) -> None:
         """In the process that ran the body, or was to run it."""
@@ -387,8 +398,8 @@ class Delivery:
         backstop: bool = False,
         rejected: bool = False,
         result: ResultWrite | None = None,
-    ) -> bool:
-        """Returns whether the store has applied it."""
+    ) -> Finished | None:
+        """Returns what the store has replied, None if it has not."""
         self.outcome = outcome
         finished = self.client.finish(
             self.header,
@@ -401,11 +412,11 @@ class Delivery:
         )
         if finished is None:
             self.duplicates = 0
-            return False
-        self.unsettled = finished.settle
-        self.followed = finished.followers
-        self.duplicates = finished.duplicates
-        return True
+        elif finished.verdict != "stored":
+            self.unsettled = finished.settle
+            self.followed = finished.followers
+            self.duplicates = finished.duplicates
+        return finished
 
     # -- settlement ------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ class WorkerLockClient:
 
         A backstop may be the second release: it is no news if nothing is left. A message
         that is rejected may come back from a dead letter exchange: then it runs. ``result`` is
-        written in the same act.
+        written in the same act; where one is stored already, that may change nothing.
         """
         finish = self._finish(header, state, settle_later, rejected)
         try:
@@ -239,7 +239,7 @@ class WorkerLockClient:
             late = partial(self._finish_late, header, task_name, finish, silent)
             self._retry_later("finish", error, header, task_name, late)
             return None
-        if finished.verdict == "ended" or not backstop:
+        if finished.verdict == "ended" or (finished.verdict == "not_yours" and not backstop):
             self._report_finished(header, task_name, finish, finished)
         return finished
 

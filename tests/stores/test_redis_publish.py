@@ -347,6 +347,20 @@ def test_the_result_is_written_whatever_the_verdict(store, client, key):
     assert client.get("result") == "[0]"
 
 
+@pytest.mark.parametrize("write", ["SET", "RPUSH"])
+def test_a_result_that_is_stored_already_is_left_with_the_lock(store, client, key, write):
+    run(store, key, "a")
+    client.execute_command(write, "result", "before")
+    result = ResultWrite("result", 0, "[", "]", unless_stored=True)
+
+    assert store.finish_with_result(key, finish("a"), result).verdict == "stored"
+    assert client.type("result") == ("string" if write == "SET" else "list")
+    assert [task.stored_state for task in record_of(store, key).tasks.values()] == [State.ACTIVE]
+    client.delete("result")
+    assert store.finish_with_result(key, finish("a"), result).verdict == "ended"
+    assert client.get("result") == "[0]"
+
+
 def test_the_address_is_that_of_one_server(url):
     with closing(RedisStore.from_url(url.replace("//", "//me:pw@"))) as store:
         port, _, db = url.rpartition(":")[2].partition("/")

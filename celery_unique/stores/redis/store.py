@@ -356,6 +356,7 @@ class RedisStore:
             result.head,
             result.tail,
             result.expires_s,
+            _flag(result.unless_stored),
             more_keys=(result.key,),
         )
         return _finished(reply)
@@ -593,8 +594,8 @@ def _finish_arguments(finish: Finish) -> tuple[str | int, ...]:
 
 def _finished(reply: list[Any]) -> Finished:
     verdict, *facts = reply
-    if verdict == b"not_yours":
-        return Finished("not_yours")
+    if not facts:
+        return Finished(verdict.decode())
     return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
 
 

@@ -17,7 +17,7 @@ from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.publish import stored_meta
-from celery_unique.stores.base import Claim, Finish, Finished, ResultWrite, Start
+from celery_unique.stores.base import LONGEST_TEXT, Claim, Finish, Finished, ResultWrite, Start
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
 from celery_unique.worker.deliveries import Deliveries
@@ -40,10 +40,13 @@ class ResultStore(MemoryStore):
         super().__init__()
         self.written: list[ResultWrite] = []
         self.is_away = False
+        self.has_result = False
 
     def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
         if self.is_away:
             raise StoreUnavailable("away")
+        if result.unless_stored and self.has_result:
+            return Finished("stored")
         self.written.append(result)
         return self.finish(key, finish)
 
@@ -56,8 +59,6 @@ class Worker:
         app.conf.update(conf)
         stored_meta.carry_in(app)
         self.backend: Any = app.backend
-        self.stored: dict[str, str] = {}
-        self.backend._get_task_meta_for = lambda _id: {"status": states.PENDING}
         self.store = ResultStore()
         self.store.acquire(KEY, Claim("a", "shop.rebuild", "pswrt", grace_ms=60_000))
         self.store.confirm(KEY, "a", 60_000)
@@ -82,7 +83,13 @@ class Worker:
             children=[],
             **dict.fromkeys(("callbacks", "errbacks", "chain", "chord", "group")),
             ignore_result=None,
+            retries=0,
         )
+
+    def has_stored(self, reads: Reads, *found: str | Exception) -> None:
+        """A result is stored, and Celery finds this when it reads it."""
+        self.store.has_result = True
+        reads.found[:] = found
 
     def recorded(self) -> list[State]:
         self.store.flush()
@@ -96,8 +103,31 @@ def _start() -> Start:
     return Start("a", "here/1/boot/1", "shop.rebuild", 60_000, 60_000)
 
 
+class Reads:
+    """The states that Celery finds when it reads a result, in place of a server; how many it has
+    read."""
+
+    def __init__(self) -> None:
+        self.found: list[str | Exception] = []
+        self.number = 0
+
+    def read(self) -> dict[str, Any]:
+        self.number += 1
+        found = self.found.pop(0) if self.found else states.PENDING
+        if isinstance(found, Exception):
+            raise found
+        return {"status": found}
+
+
 @pytest.fixture
-def plain_writes(monkeypatch):
+def reads(monkeypatch):
+    reads = Reads()
+    monkeypatch.setattr(RedisBackend, "_get_task_meta_for", lambda *_: reads.read())
+    return reads
+
+
+@pytest.fixture
+def plain_writes(monkeypatch, reads):
     """What Celery itself writes, in place of a server."""
     written: list[tuple[Any, ...]] = []
     monkeypatch.setattr(RedisBackend, "_set", lambda self, *args: written.append(args))
@@ -176,6 +206,90 @@ def test_without_the_store_celery_writes_the_result_and_the_finish_is_retried(
     assert type(text) is str
     assert retried == [KEY]
     assert worker.delivery.deferred is None
+
+
+def test_what_is_stored_is_not_read_where_nothing_can_be(worker, reads):
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result(7)
+
+    assert [write.unless_stored for write in worker.store.written] == [True]
+    assert reads.number == 0
+
+
+@pytest.mark.parametrize("why", ["retried", "delivered again", "has set a state"])
+def test_celery_reads_what_may_be_stored(worker, reads, why):
+    worker.request.retries = int(why == "retried")
+    worker.delivery.header.again = why == "delivered again"
+    if why == "has set a state":
+        worker.store_result({"done": 1}, "PROGRESS")
+        reads.number = 0
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result(7)
+
+    assert [write.unless_stored for write in worker.store.written] == [False]
+    assert reads.number == 1
+
+
+@pytest.mark.parametrize("final", [states.SUCCESS, states.FAILURE])
+def test_a_stored_success_is_not_replaced(worker, reads, plain_writes, final):
+    worker.has_stored(reads, states.SUCCESS)
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result(7 if final == states.SUCCESS else ValueError("no"), final)
+
+    assert worker.store.written == plain_writes == []
+    # The end of the task releases the key: see release_signals.
+    assert worker.delivery.deferred is End.SUCCESS
+    assert worker.recorded() == [State.ACTIVE]
+
+
+@pytest.mark.parametrize("stored", [states.STARTED, "PROGRESS", states.FAILURE])
+def test_any_other_stored_state_is_replaced(worker, reads, plain_writes, stored):
+    worker.has_stored(reads, stored)
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result(7)
+
+    assert [write.unless_stored for write in worker.store.written] == [False]
+    assert (worker.recorded(), plain_writes, reads.number) == ([], [], 1)
+
+
+def test_a_stored_success_is_not_replaced_without_the_store_either(
+    worker, reads, plain_writes, monkeypatch
+):
+    monkeypatch.setattr(worker.delivery.client.retry_queue, "retry", lambda *_, **__: None)
+    worker.store.is_away = True
+    # The connection breaks: Celery writes again, and that reads again.
+    worker.has_stored(reads, ConnectionError("broken"), states.SUCCESS)
+    worker.backend.retry_policy = {"max_retries": 1, "interval_start": 0}
+    worker.backend.connection_errors = (ConnectionError,)
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result(7)
+
+    assert (plain_writes, reads.number) == ([], 2)
+
+
+def test_a_result_that_is_too_long_for_one_act_is_not_written_over_a_success(
+    worker, reads, plain_writes
+):
+    worker.has_stored(reads, states.SUCCESS)
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result("x" * LONGEST_TEXT)
+
+    assert worker.store.written == plain_writes == []
+
+
+def test_a_result_that_is_too_long_for_one_act_is_written_after_the_release(worker, plain_writes):
+    worker.delivery.defer(End.SUCCESS, worker.request)
+
+    worker.store_result("x" * LONGEST_TEXT)
+
+    assert worker.recorded() == worker.store.written == []
+    assert len(plain_writes) == 1
 
 
 def test_a_release_that_was_made_meanwhile_is_not_made_twice(worker, plain_writes):
@@ -272,6 +386,8 @@ def test_what_is_relied_on_of_celery_and_kombu_is_there():
     store_result = inspect.getsource(RedisBackend._store_result)
     assert "self.encode(meta)" in store_result
     assert "self._get_result_meta(" in store_result
+    assert "self._get_task_meta_for(task_id)" in store_result
+    assert "super()" not in store_result
     parameters = list(inspect.signature(Channel._put).parameters)
     assert parameters == ["self", "queue", "message", "kwargs"]
     # Replaces its connection after any exception: a duplicate must not raise from _put.

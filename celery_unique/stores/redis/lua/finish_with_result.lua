@@ -7,14 +7,15 @@
 --          delivery is believed alive while it completes followers, 9 token of the start that
 --          ends, or "" (times in ms), 10 "1" when the message was rejected: it may be redelivered,
 --          and is then to run, 11 the result up to the number of duplicates, 12 the rest, 13 when
---          it expires, in seconds, or 0
+--          it expires, in seconds, or 0, 14 "1" when a result that is stored must not be replaced
 -- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
---          {"not_yours"}
+--          {"not_yours"}; {"stored"}: there is a result, and nothing has changed
 local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
 local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
 local head, tail, expires_s = ARGV[11], ARGV[12], ARGV[13] + 0
 local result_key = KEYS[5]
+if ARGV[14] == "1" and redis.call("EXISTS", result_key) == 1 then return {"stored"} end
 -- @include entries
 
 local function finish()
