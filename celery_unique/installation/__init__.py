@@ -11,6 +11,7 @@ object                              replaced or set by             for
 ``app._get_backend``                ``publish.stored_meta``        facts in the stored result
 ``backend._get_result_meta``        ``publish.stored_meta``        facts in the stored result
 ``backend.encode, backend._set``    ``publish.stored_meta``        result and release in one act
+``backend._store_result``           ``publish.stored_meta``        the same, without a read before
 ``app.task, register_task``         ``definitions``                options, checked where defined
 ``app._task_from_fun, finalize``    ``definitions``                options, checked when made
 ``task.apply``                      ``wrap_task``                  eager calls
@@ -20,6 +21,7 @@ object                              replaced or set by             for
 ``Channel._put`` of kombu's Redis   ``publish.atomic``             lock and message in one act
 ``task.Request``                    ``worker.request``             the gate
 ``message.ack, message.reject``     ``worker.ack``                 the end of a delivery
+``qos.append, ack`` of a channel    ``worker.ack``                 records of unique messages
 ``consumer.on_decode_error``        ``worker.bootstrap``           messages that cannot be read
 remote control ``revoke``           ``worker.bootstrap``           revokes of other programs
 ==================================  =============================  ==============================

@@ -81,6 +81,13 @@ def _is_at(connection: Any, store: LockStore) -> bool:
     return place == store.address  # type: ignore[attr-defined,no-any-return]
 
 
+def leads_to(channel: Any, store: LockStore) -> bool:
+    """Whether a channel of kombu leads to the store: it may be that of a broker that kombu failed
+    over to."""
+    connection = channel.connection.client
+    return _is_redis(connection) and _is_at(connection, store)
+
+
 def has_receivers() -> bool:
     """Whether signals report each publish: they would report calls that are not published."""
     return bool(
@@ -238,15 +245,10 @@ class AtomicHeader(dict[str, Any]):
         return {**message, "headers": {**headers, "headers": copies}}
 
     def _is_at_the_store(self, channel: Any) -> bool:
-        """Whether this channel, which may be that of a broker that kombu failed over to, leads to
-        the store."""
         checked: tuple[LockStore, bool] | None = channel.__dict__.get(HEADER)
         store = self._client.store
         if checked is None or checked[0] is not store:
-            is_at = _is_redis(channel.connection.client) and _is_at(
-                channel.connection.client, store
-            )
-            checked = channel.__dict__[HEADER] = (store, is_at)
+            checked = channel.__dict__[HEADER] = (store, leads_to(channel, store))
         return checked[1]
 
     def _acquire(self) -> Acquired:

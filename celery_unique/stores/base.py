@@ -404,6 +404,11 @@ class BrokerStore(LockStore, Protocol):
     """A store that can also push messages and write results: Redis, where it is the broker's or
     the result backend's own server and database."""
 
+    @property
+    def transact(self) -> Callable[..., None]:
+        """Runs commands of the broker, given as tuples, in one transaction. Raises
+        StoreUnavailable where it is not certain that all are applied."""
+
     def begin_publish(
         self, pushes: Sequence[tuple[str, Claim, Push]]
     ) -> Callable[[], list[Acquired | StoreUnavailable]]:

@@ -24,7 +24,7 @@ from celery_unique.publish.stored_meta import HAS_STATE
 from celery_unique.stores.base import Finished, ResultWrite
 from celery_unique.stores.record import State
 
-from .ack import Acknowledgement
+from .ack import RECORDED_BY, Acknowledgement, record_by_store
 from .deliveries import REMEMBERED, Deliveries
 from .lock_client import WorkerLockClient
 
@@ -459,6 +459,9 @@ def on_received(sender: Any = None, request: Any = None, **_: Any) -> None:
     delivery: Delivery | None = getattr(request, "unique_delivery", None)
     if delivery is not None:
         delivery.received_by(sender)
+        channel = request._message.channel
+        if channel.__dict__.get(RECORDED_BY) is not delivery.client:
+            record_by_store(channel, delivery.client)
         if delivery.app_state.register_waiting is not None:
             delivery.app_state.register_waiting(request)
 

@@ -21,6 +21,7 @@ from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.header import LockHeader
 from celery_unique.publish import stored_meta
+from celery_unique.publish.atomic import leads_to
 from celery_unique.stores.base import (
     BrokerStore,
     Claim,
@@ -31,7 +32,7 @@ from celery_unique.stores.base import (
     Start,
     Started,
 )
-from celery_unique.stores.circuit_breaker import Breakers, StoreSkipped
+from celery_unique.stores.circuit_breaker import Breaker, Breakers, StoreSkipped
 from celery_unique.stores.record import State, TaskEntry
 from celery_unique.stores.retry_queue import RetryQueue
 
@@ -242,6 +243,15 @@ class WorkerLockClient:
         if finished.verdict == "ended" or (finished.verdict == "not_yours" and not backstop):
             self._report_finished(header, task_name, finish, finished)
         return finished
+
+    def at_broker(self, channel: Any) -> tuple[BrokerStore, Breaker] | None:
+        """The gate's store and its circuit breaker, if this channel of the broker leads to the
+        same place."""
+        breaker = self._gate_breakers.only
+        if breaker is None or getattr(self._gate_store, "address", None) is None:
+            return None
+        is_here = leads_to(channel, self._gate_store)
+        return (cast("BrokerStore", self._gate_store), breaker) if is_here else None
 
     def writes_results_of(self, backend: Any) -> bool:
         """Whether the store can write the results of this backend: the same server, database and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from celery_unique import DuplicateTask, apply_many, lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.publish import apply_many as batches
 from celery_unique.stores.redis import scripts
-from tests.support import RedisServer
+from tests.support import RedisServer, eventually
 from tests.support.app import flush, make_app, value_of, working
 
 pytestmark = pytest.mark.server
@@ -38,6 +39,8 @@ class Command(NamedTuple):
 
 #: What a connection says when it is opened, and what a test says to wait for the end.
 OPENING = ("HELLO", "AUTH", "SELECT", "CLIENT", "ECHO")
+#: What kombu does now and then for messages that were not acknowledged in time.
+RESTORING = ("SET", "ZRANGE", "ZREVRANGEBYSCORE", "WATCH", "GET", "UNWATCH", "DEL")
 ONE_WAY = (scripts.CONFIRM, scripts.SETTLE, scripts.FORGET)
 
 
@@ -353,3 +356,48 @@ def test_a_run_is_one_round_trip_to_start_and_one_to_finish(
     # Ten calls, ten starts, ten ends; and the confirmations, for which nobody waits.
     assert traffic.blocking == ["EVALSHA"] * 30
     assert traffic.one_way == ["EVALSHA"] * 10
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["result", "ignored"])
+def test_a_whole_life_is_three_scripts_and_what_kombu_records(
+    redis_server, watched, start_worker, tmp_path, ignored
+):
+    """Messages, results and locks in one database, as by default."""
+    url = redis_server.fresh_url()
+    (tmp_path / "whole_life_app.py").write_text(WORKER)
+    start_worker(
+        "whole_life_app",
+        python_path=[tmp_path],
+        env={"BROKER": url, "BACKEND": url, "STORE": url},
+    )
+    app = make_app(url, broker_url=url, result_backend=url, task_default_queue="celery")
+
+    @app.task(name="shop.rebuild", unique=True, ignore_result=ignored)
+    def rebuild(shop_id: int) -> None: ...
+
+    def live(number: int) -> None:
+        result = rebuild.delay(number)
+        if not ignored:
+            assert result.get(timeout=20) == number
+        # Until it is acknowledged, too.
+        eventually(lambda: lookup(rebuild, (number,)) is None and not client.hlen("unacked"))
+
+    with redis_server.client(int(url.rpartition("/")[2])) as client:
+        live(0)  # connected, and the scripts are known
+        with watched.during() as seen:
+            for number in range(1, 11):
+                live(number)
+    # What this test reads itself, and a worker that is slow.
+    acts = [each for each in seen if each.name not in ("HLEN", "HGETALL", "TIME")]
+    acts = [each for each in acts if scripts.RENEW.sha not in each.text]
+    names = Counter(each.name for each in acts if each.database == database_of(app))
+    # Call, start, and end with the result.
+    assert names.pop("EVALSHA") == 30
+    # The message, received and acknowledged.
+    recorded = {"MULTI": 20, "EXEC": 20, "ZADD": 10, "HSET": 10, "ZREM": 10, "HDEL": 10}
+    assert {name: names.pop(name) for name in recorded} == recorded
+    assert set(names) <= {"BRPOP", "SUBSCRIBE", "UNSUBSCRIBE", "PING", *RESTORING}
+    # The caller reads its result. In the worker Celery neither reads nor writes it.
+    results = Counter(each.name for each in acts if "celery-task-meta-" in each.text)
+    assert set(results) <= {"EVALSHA", "SUBSCRIBE", "UNSUBSCRIBE", "GET"}
+    assert results["GET"] <= (0 if ignored else 10)

@@ -12,6 +12,7 @@ import redis
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import Acquired, Push, ResultWrite
+from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore
 from celery_unique.testing.store_contract.factories import (
     MINUTE,

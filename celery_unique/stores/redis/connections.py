@@ -87,6 +87,14 @@ class Connections:
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
 
+    def transact(self, *commands: Command) -> None:
+        """Run commands as one transaction. Raises StoreUnavailable unless the server has applied
+        all of them; even then it may have: for commands that may be repeated."""
+        *queued, applied = self.exchange([("MULTI",), *commands, ("EXEC",)])
+        for reply in (*queued, *(applied if isinstance(applied, list) else (applied,))):
+            if isinstance(reply, Exception):
+                raise self.unavailable(reply) from reply
+
     def begin(
         self, commands: Sequence[Command], resend: Resend | None = None
     ) -> Callable[[], list[Any]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from redis.exceptions import ResponseError
 
@@ -110,6 +110,11 @@ class RedisStore:
         and behind sentinels kombu's."""
         servers = cls._read_url(url, ssl=ssl, **options)
         return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
+
+    @property
+    def transact(self) -> Callable[..., None]:
+        """Runs commands of the broker as one transaction; only of a store with an address."""
+        return cast("Connections", self._connections).transact
 
     @property
     def address(self) -> Place | None:
