@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import aio as aio
     from .exceptions import BatchInterrupted as BatchInterrupted
     from .exceptions import CeleryUniqueError as CeleryUniqueError
     from .exceptions import ConfigurationError as ConfigurationError
@@ -80,12 +81,17 @@ _HOME = {
     "unique_superseded": "reporting",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+#: Modules that are names of the package, too.
+_MODULES = ("aio",)
+
+__all__ = sorted((*_HOME, *_MODULES))  # noqa: PLE0605
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for granted
 
     def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f".{name}", __name__)
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -19,9 +19,10 @@ DOCUMENTED = {
         BatchInterrupted CallOptions CeleryUniqueError ConfigurationError DuplicateTask
         IdempotencyKeyConflict IdempotencyKeyRequired InvalidPolicy Lock StoreUnavailable
         TaskOptions UniqueApp UniqueEagerResult UniqueKeyError UniquePolicy UniqueResult UniqueTask
-        UnreadableRecord apply_many install lookup manifest release shared_task time_bucket
+        UnreadableRecord aio apply_many install lookup manifest release shared_task time_bucket
         unique_acquired unique_conflict unique_lost unique_released unique_store_error
         unique_superseded __version__""",
+    "celery_unique.aio": "apply_async apply_many delay lookup release",
     "celery_unique.exceptions": """
         BatchInterrupted CeleryUniqueError ConfigurationError DuplicateTask IdempotencyKeyConflict
         IdempotencyKeyRequired InvalidPolicy StoreUnavailable UniqueKeyError UniquePolicyWarning

@@ -1,0 +1,315 @@
+"""Awaitable calls: what they return, in which context they run, and how long a loop waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from celery import shared_task, signals
+
+import celery_unique
+from celery_unique import DuplicateTask, StoreUnavailable, aio
+from celery_unique.config.app_state import state_of
+from tests.support.app import define, make_app, messages, working
+from tests.support.redis import RedisServer
+from tests.support.waiting import eventually
+
+CALLS = 1000
+CALLERS = 20
+
+
+@pytest.fixture
+def rebuild(app):
+    return define(app, unique=True)
+
+
+@pytest.fixture
+def published():
+    """Functions that are called where a message is about to be published."""
+    functions: list[Any] = []
+
+    def call(**_: Any) -> None:
+        for function in functions:
+            function()
+
+    signals.before_task_publish.connect(call, weak=False)
+    yield functions
+    signals.before_task_publish.disconnect(call)
+
+
+def test_every_call_is_that_of_its_function(app, rebuild):
+    async def calls():
+        first = await aio.delay(rebuild, 7)
+        again = await aio.apply_async(rebuild, (7,), {"full": False})
+        assert (first.outcome, again.outcome) == ("created", "deduplicated")
+        assert again.id == first.id
+        assert (await aio.lookup(rebuild, (7,))).task_id == first.id
+        assert await aio.release(key=first.unique_key, app=app) is True
+        assert await aio.lookup(rebuild, (7,)) is None
+
+        many = await aio.apply_many(rebuild.s(shop) for shop in (1, 2, 1))
+        assert [result.outcome for result in many] == ["created", "created", "deduplicated"]
+        one = await aio.apply_async(rebuild.s(3), idempotency_key="order-3")
+        assert one.outcome == "created"
+
+    asyncio.run(calls())
+
+
+def test_an_error_is_raised_to_the_awaiting_caller(rebuild):
+    async def calls():
+        await aio.delay(rebuild, 7)
+        await aio.apply_async(rebuild, (7,), unique_on_conflict="reject")
+
+    with pytest.raises(DuplicateTask):
+        asyncio.run(calls())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import celery_unique; celery_unique.aio.lookup",
+        "from celery_unique import aio; aio.lookup",
+        "import celery_unique.aio; celery_unique.aio.lookup",
+        "from celery_unique.aio import lookup",
+    ],
+)
+def test_every_way_to_import_it_works(statement):
+    subprocess.run([sys.executable, "-c", statement], check=True)
+
+
+# -- the caller's context --------------------------------------------------------------------
+
+
+def test_context_variables_of_the_caller_are_those_of_the_call(local_app, published):
+    tenant: ContextVar[str] = ContextVar("tenant", default="none")
+    rebuild, seen = define(local_app, unique=True), []
+    published.append(lambda: seen.append((tenant.get(), threading.current_thread().name)))
+
+    async def call(name: str) -> None:
+        tenant.set(name)
+        await aio.delay(rebuild, name)
+
+    async def calls():
+        await asyncio.gather(call("a"), call("b"))
+
+    asyncio.run(calls())
+
+    assert sorted(name for name, _ in seen) == ["a", "b"]
+    assert all(thread.startswith("celery_unique.aio") for _, thread in seen)
+
+
+def test_the_current_app_of_the_caller_is_that_of_the_call():
+    first, second = make_app("memory://"), make_app("memory://")
+
+    @shared_task(name="shared.rebuild", unique=True)
+    def rebuild(shop_id: int) -> None: ...
+
+    async def calls(app):
+        app.set_current()
+        result = await aio.delay(rebuild, 7)
+        assert (await aio.lookup(key=result.unique_key)).task_id == result.id
+        return result.id
+
+    ids = [asyncio.run(calls(app)) for app in (first, second)]
+
+    assert [[message.id for message in messages(app)] for app in (first, second)] == [
+        [i] for i in ids
+    ]
+
+
+def test_a_call_from_a_body_belongs_to_the_task_of_the_body():
+    app = make_app("memory://", worker_concurrency=2)
+    runs: list[int] = []
+
+    def again(n: int) -> None:
+        async def call():
+            return await aio.apply_async(count, (n,), unique_on=["n"])
+
+        runs.append(n)
+        if len(runs) == 1:
+            assert asyncio.run(call()).outcome == "rerun"
+
+    count: Any = define(app, "count", function=again, unique=True)
+    parents: list[Any] = []
+
+    def parent(**message: Any) -> None:
+        parents.append((message["headers"]["parent_id"], message["headers"]["root_id"]))
+
+    signals.before_task_publish.connect(parent)
+    with working(app):
+        first = count.delay(1)
+        eventually(lambda: len(runs) == 2)
+
+    assert parents == [(None, first.id), (first.id, first.id)]
+
+
+def test_a_child_process_has_threads_of_its_own(local_app):
+    rebuild = define(local_app, unique=True)
+    asyncio.run(aio.delay(rebuild, 1))
+
+    child = os.fork()
+    if child == 0:
+        outcome = asyncio.run(asyncio.wait_for(aio.delay(rebuild, 2), 20)).outcome
+        os._exit(0 if outcome == "created" else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- a server that does not reply ------------------------------------------------------------
+
+
+def test_a_call_that_waits_for_a_server_does_not_keep_others_waiting(local_app, published):
+    rebuild = define(local_app, unique=True)
+    blocked, go = threading.Event(), threading.Event()
+
+    def block() -> None:
+        published.clear()
+        blocked.set()
+        go.wait(20)
+
+    published.append(block)
+
+    async def calls():
+        first = asyncio.create_task(aio.delay(rebuild, 1))
+        await asyncio.to_thread(blocked.wait, 20)
+        second = await aio.delay(rebuild, 2)
+        assert not first.done()
+        go.set()
+        return (await first).outcome, second.outcome
+
+    assert asyncio.run(calls()) == ("created", "created")
+
+
+@pytest.mark.parametrize(("fails", "level"), [(False, "INFO"), (True, "WARNING")])
+def test_a_call_whose_caller_was_cancelled_is_reported(local_app, caplog, fails, level):
+    blocked, go = threading.Event(), threading.Event()
+
+    def key(**_: Any) -> Any:
+        blocked.set()
+        go.wait(20)
+        return None if fails else "key"
+
+    rebuild = define(local_app, unique=True, unique_key=key)
+
+    async def calls():
+        call = asyncio.create_task(aio.delay(rebuild, 1))
+        await asyncio.to_thread(blocked.wait, 20)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    with caplog.at_level(logging.INFO, logger="celery_unique"):
+        asyncio.run(calls())
+        go.set()
+        eventually(lambda: any("its caller was cancelled" in text for text in caplog.messages))
+
+    reports = [r for r in caplog.records if "its caller was cancelled" in r.message]
+    assert [record.levelname for record in reports] == [level]
+    assert len(messages(local_app)) == (0 if fails else 1)
+
+
+# -- the loop --------------------------------------------------------------------------------
+
+
+class Heartbeat:
+    """A task of the loop that wakes every millisecond: how late it was at most, and how much
+    processor time the thread of the loop used between two beats, which a busy machine leaves as
+    it is."""
+
+    def __init__(self) -> None:
+        self.late_ms = self.busy_ms = 0.0
+
+    async def __aenter__(self) -> Heartbeat:
+        self._task = asyncio.create_task(self._beat())
+        await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0.01)  # the beat that is late counts, too
+        self._task.cancel()
+
+    async def _beat(self) -> None:
+        await asyncio.sleep(0)
+        while True:
+            began, used = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(0.001)
+            self.late_ms = max(self.late_ms, (time.perf_counter() - began) * 1000 - 1)
+            self.busy_ms = max(self.busy_ms, (time.thread_time() - used) * 1000)
+
+
+async def longest_stall(call: Any) -> tuple[Heartbeat, list[Any]]:
+    """Of 1,000 calls of 20 callers."""
+    numbers, outcomes = iter(range(CALLS)), []
+
+    async def caller() -> None:
+        for number in numbers:
+            try:
+                outcomes.append((await call(number)).outcome)
+            except StoreUnavailable:
+                outcomes.append("unavailable")
+
+    async with Heartbeat() as heart:
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return heart, outcomes
+
+
+@pytest.mark.slow
+def test_a_loop_goes_on_during_calls_and_an_outage(start_server, start_proxy, report, caplog):
+    caplog.set_level(logging.CRITICAL, logger="celery_unique")  # not a thousand lines
+    server = start_server(RedisServer)
+    proxy = start_proxy(server.port)
+    # Celery itself waits without a limit for a broker that does not reply.
+    app = make_app(proxy.url_of(server.url), broker=server.url, unique_store_timeout=1.0)
+    rebuild = define(app, unique=True)
+
+    async def direct(number: int) -> Any:
+        return rebuild.delay(f"direct {number}")
+
+    async def in_thread(number: int) -> Any:
+        return await asyncio.to_thread(rebuild.delay, f"to_thread {number}")
+
+    async def awaitable(number: int) -> Any:
+        return await aio.delay(rebuild, f"aio {number}")
+
+    async def measure():
+        await aio.delay(rebuild, "connects, imports and defines")
+        async with Heartbeat() as idle:
+            await asyncio.sleep(0.5)
+        hearts = {"no calls": idle}
+        for name, call in {
+            "task.delay": direct,
+            "asyncio.to_thread": in_thread,
+            "aio.delay": awaitable,
+        }.items():
+            hearts[name], outcomes = await longest_stall(call)
+            assert outcomes == ["created"] * CALLS
+        proxy.stall()
+        hearts["aio.delay, store outage"], outcomes = await longest_stall(awaitable)
+        proxy.restore()
+        assert set(outcomes) == {"unavailable"}
+        return hearts
+
+    hearts = asyncio.run(measure())
+    state_of(app).store.close()
+
+    report(f"longest stall of the event loop during {CALLS} calls of {CALLERS} callers:")
+    for name, heart in hearts.items():
+        report(f"  {name:24} {heart.late_ms:8.1f} ms late, {heart.busy_ms:6.2f} ms of its own time")
+    ours = [heart for name, heart in hearts.items() if name.startswith("aio")]
+    assert hearts["task.delay"].late_ms > 50  # what is measured here
+    # A busy machine lets the loop wait, too, but never for as long as a call waits for the store.
+    assert all(heart.late_ms < 900 for heart in ours)
+    assert all(heart.busy_ms < 50 for heart in ours)
+
+
+def test_it_is_public():
+    assert celery_unique.aio is aio
+    assert set(aio.__all__) == {"apply_async", "delay", "lookup", "release", "apply_many"}
