@@ -8,7 +8,7 @@ from typing import Any, Unpack, assert_type
 from celery import Celery
 
 import celery_unique
-from celery_unique import CallOptions, UniqueResult, UniqueTask, shared_task
+from celery_unique import CallOptions, UniqueResult, UniqueTask, aio, shared_task
 
 app = celery_unique.install(Celery("shop"), run_lease="PT30S")
 
@@ -88,6 +88,14 @@ def call(**options: Unpack[CallOptions]) -> None:
     count.apply_async((4,), idempotency_key="shelf-4")
     app.send_task("other.task", (1,), unique=True, unique_on_conflict="reject")
     assert_type(pay.delay("a-1"), UniqueResult[int])
+
+
+async def await_calls() -> None:
+    assert_type(await aio.delay(rebuild_index, 7, full=True), UniqueResult[str])
+    print((await aio.apply_async(pay, ("a",), idempotency_key="order-7")).outcome)
+    assert_type(await aio.lookup(rebuild_index, (7,)), celery_unique.Lock | None)
+    assert_type(await aio.release(key="1:00"), bool)
+    assert_type(await aio.apply_many([rebuild_index.s(7)]), list[Any])
 
 
 def apply_many(shops: list[int]) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from celery import Celery
 
 import celery_unique
-from celery_unique import UniquePolicy, UniqueTask, shared_task
+from celery_unique import UniquePolicy, UniqueTask, aio, shared_task
 
 app = celery_unique.install(Celery("shop"))
 
@@ -31,6 +31,7 @@ rebuild_index.apply_async((7,), idempotency_key=7)  # wrong
 rebuild_index.s(7).set(unique_on_conflict="rejct")  # wrong
 rebuild_index.delay("seven")  # wrong
 rebuild_index.delay(7).get() + 1  # wrong
+aio.delay(rebuild_index, "seven")  # wrong
 UniquePolicy(on_conflict="rejct")  # wrong
 UniquePolicy(identity_strategy="always")  # wrong
 UniquePolicy("type")  # wrong
