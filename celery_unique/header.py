@@ -66,12 +66,20 @@ class LockHeader:
     sent_by: str = ""
     #: Another message of this id may exist: a publish without a reply was repeated.
     copies: bool = False
+    #: Made by a worker, of a task without a key: it guards the deliveries of this id alone.
+    guard: bool = False
     # Added by the worker that starts it, for the process that runs the body.
     delivery: str = ""
     token: int = 0
     again: bool = False  # this message may exist twice
     watched: bool = False  # the worker sends the events of this task
     unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def leaves_mark(self) -> bool:
+        """Whether its end leaves a done mark: a delivery that comes later is dropped. A guard has
+        no other purpose; else it takes the suspicion of a second message."""
+        return self.guard or self.again
 
     def as_message(self) -> dict[str, Any]:
         packed: dict[str, Any] = {"v": VERSION, **self.unknown}
@@ -143,6 +151,7 @@ _FIELDS = {
     "outcome": "outcome",
     "by": "sent_by",
     "copies": "copies",
+    "guard": "guard",
     "delivery": "delivery",
     "token": "token",
     "again": "again",
@@ -166,7 +175,8 @@ def _is_text(value: object, longest: int) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-def _is_id(value: object) -> bool:
+def is_id(value: object) -> bool:
+    """Whether it is a task id that every store can hold."""
     return bool(value) and _is_text(value, sys.maxsize)
 
 
@@ -193,7 +203,7 @@ def _kind(value: object) -> str:
 
 def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:
     checks: dict[str, tuple[Callable[[object], bool], str]] = {
-        "id": (_is_id, "a text that is not empty"),
+        "id": (is_id, "a text that is not empty"),
         "key": (
             lambda value: bool(value) and _is_text(value, _LONGEST["key"]),
             f"a text of 1 to {_LONGEST['key']} characters",
@@ -202,6 +212,7 @@ def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:
         "window": (_is_number(_LAST_MS), "a time in milliseconds"),
         "token": (_is_number(_LAST_TOKEN), "a whole number of microseconds"),
         "copies": (_is_flag, "true or false"),
+        "guard": (_is_flag, "true or false"),
         "again": (_is_flag, "true or false"),
         "watched": (_is_flag, "true or false"),
     }

@@ -202,6 +202,12 @@ class AppState:
                 part = self.parts[kind] = kind.of(self)
         return part
 
+    def is_guarded(self, name: str, task: Any) -> bool:
+        """Whether a worker guards the messages of this task that have no key."""
+        settings = self.settings
+        guard, defaults = settings.guard, settings.app_defaults
+        return settings.enabled and self.policies.is_guarded(name, task, guard, defaults)
+
     def use_store(self, store: LockStore | None) -> LockStore | None:
         """Replace the store of the settings, or use it again (None). Returns the earlier
         replacement. For tests that move the clock."""

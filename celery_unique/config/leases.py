@@ -87,6 +87,11 @@ class Leases:
             visibility_ms=visibility_ms,
         )
 
+    @property
+    def restore_ms(self) -> int:
+        """How long the broker may redeliver a message after its acknowledgement was sent."""
+        return min(self.queue_ms, self.visibility_ms + round(RESTORE_MARGIN_S * 1000))
+
     def waiting_ms(self, delay_ms: int, expires_ms: int | None) -> int:
         """The lease of a waiting message, counted from its ETA; ``expires`` bounds it."""
         if expires_ms is None:

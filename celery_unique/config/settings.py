@@ -55,6 +55,16 @@ def _flag(name: str, value: object) -> bool:
     )
 
 
+def _guard(name: str, value: object) -> bool | str:
+    if isinstance(value, bool) or (isinstance(value, str) and value == "late"):
+        return value
+    raise ConfigurationError(
+        f"{name}: {shown(value)} is not known: set True (every task), 'late' (every task with "
+        "acks_late) or False",
+        setting=name,
+    )
+
+
 def _one_of(*choices: str) -> Callable[[str, object], str]:
     def check(name: str, value: object) -> str:
         if isinstance(value, str) and value in choices:
@@ -231,6 +241,15 @@ SETTINGS: dict[str, Setting] = {
         "Another program changes how kombu pushes messages.",
         "True",
     ),
+    "unique_guard": Setting(
+        _guard,
+        False,
+        "Which tasks are guarded in workers: two deliveries of one task id never run at the same "
+        "time, and a delivery of an id that has finished is dropped. `True`: every task; "
+        "`\"late\"`: every task with `acks_late`. A task's own `unique_guard` wins.",
+        "The broker delivers messages twice, and tasks without a key must not run twice.",
+        "False",
+    ),
     "unique_eager": Setting(
         _flag,
         False,
@@ -291,6 +310,7 @@ class UniqueSettings:
     enabled: bool = True
     dry_run: bool = False
     atomic_publish: bool = True
+    guard: bool | str = False
     eager: bool = False
     key_secret: bytes | None = field(default=None, repr=False)
     follower_codec: Any = field(default=None, repr=False)

@@ -111,6 +111,7 @@ def _has_unique_tasks(app_state: AppState) -> bool:
     defaults = app_state.settings.app_defaults
     return any(
         app_state.policies.of(name, task, {}, defaults)[0] is not None
+        or app_state.is_guarded(name, task)
         for name, task in app_state.app.tasks.items()
         if not name.startswith("celery.")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 
 from celery_unique.exceptions import UniqueKeyError
 
@@ -26,6 +27,21 @@ def digest(text: str, secret: str | bytes | None) -> str:
         raise UniqueKeyError("The secret of unique keys is empty: set one, or leave it unset")
     key = secret.encode() if isinstance(secret, str) else secret
     return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def guard_key(task_id: str, nesting: int = 0) -> str:
+    """Return the key under which the deliveries of one task id are guarded.
+
+    `nesting` counts how often the id was handed to another task (``self.replace``): that one is
+    no second delivery of the first.
+    """
+    return key_of(guard_text(task_id, nesting))
+
+
+def guard_text(task_id: str, nesting: int = 0) -> str:
+    """Return the text that a guard's key is the digest of; no call has such a text."""
+    behind = f',"nesting":{nesting}' if nesting else ""
+    return f'{{"guard":{json.dumps(task_id)}{behind}}}'
 
 
 def short_key(key: str) -> str:

@@ -12,6 +12,7 @@ __all__ = [
     "CALL_ONLY",
     "LEFT_OVER",
     "OPTION_FIELDS",
+    "TASK_ONLY",
     "TASK_OPTIONS",
     "check_names",
     "check_near_names",
@@ -45,7 +46,9 @@ OPTION_FIELDS = {option: field for field, option in OPTION_OF.items()}
 TASK_OPTIONS = frozenset({"unique", *OPTION_FIELDS})
 #: For a call alone.
 CALL_ONLY = frozenset({"idempotency_key", "idempotency_ttl"})
-_ALL = (*sorted(TASK_OPTIONS | CALL_ONLY),)
+#: For a task or an annotation: the worker reads it, not the caller.
+TASK_ONLY = frozenset({"unique_guard"})
+_ALL = (*sorted(TASK_OPTIONS | CALL_ONLY | TASK_ONLY),)
 
 _OUR_PREFIXES = ("unique_", "idempotency_")
 #: Wider for calls: Celery puts any option it does not know into the message's properties.
@@ -81,8 +84,14 @@ def check_names(names: Iterable[str], where: str) -> None:
     `where` is ``"call"``, or the place of the options, for the message.
     """
     for name in names:
-        if name in TASK_OPTIONS or (name in CALL_ONLY and where == "call"):
+        if name in TASK_OPTIONS or name in (CALL_ONLY if where == "call" else TASK_ONLY):
             continue
+        if name in TASK_ONLY:
+            raise InvalidPolicy(
+                f"{name} was given to the call, and only the worker reads it: give it to the task, "
+                f"@app.task({name}=True), or set {name} for the app",
+                field=name,
+            )
         if name in CALL_ONLY:
             raise InvalidPolicy(
                 f"{name} was given in the {where}, where it would be the same for every call: "
@@ -114,7 +123,7 @@ def is_near_miss(name: str) -> bool:
 
 
 def _unknown(name: str, where: str) -> InvalidPolicy:
-    known = _ALL if where == "call" else sorted(TASK_OPTIONS)
+    known = sorted(TASK_OPTIONS | (CALL_ONLY if where == "call" else TASK_ONLY))
     return InvalidPolicy(
         f"{name} ({where}) is not an option.{_suggestion(name, where)} Use {one_of(known)}",
         field=name,

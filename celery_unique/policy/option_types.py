@@ -36,6 +36,8 @@ class TaskOptions(UniqueOptions, total=False):
     """Options of ``@app.task`` and ``@shared_task``: this library's, and Celery's but ``bind``
     and ``base``, which change the type of the task."""
 
+    unique_guard: bool | None
+
     name: str
     shared: bool
     lazy: bool

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Task
 
-from celery_unique.exceptions import InvalidPolicy, suggestion
+from celery_unique.exceptions import InvalidPolicy, shown, suggestion
 from celery_unique.keys.unique_key import misfit
 
 from .layers import PolicyLayers
@@ -66,6 +66,21 @@ class TaskPolicies:
             check_policy(name, policy, known.signature)
         return policy, known.signature
 
+    def is_guarded(
+        self, name: str, task: Any, setting: bool | str, defaults: Mapping[str, Any]
+    ) -> bool:
+        """Whether messages of this task that have no key are guarded, in a worker with this
+        setting ``unique_guard``."""
+        if name.startswith("celery.") or _unguarded(name, type(task)) is not None:
+            return False
+        given = guard_option(name, layers_of(task))
+        if given is not None:
+            return given
+        policy, _ = self.of(name, task, {}, defaults)
+        if policy is not None and policy.identity_strategy == "always_unique":
+            return True
+        return bool(task.acks_late) if setting == "late" else bool(setting)
+
     def _learn(self, name: str, task: Any, defaults: Mapping[str, Any]) -> _Known:
         layers = _layers(name, lambda: layers_of(task) if task is not None else [], defaults)
         signature = signature_of(task) if task is not None else None
@@ -90,6 +105,21 @@ def _layers(
 def _of_task(name: str, error: InvalidPolicy) -> InvalidPolicy:
     """The error of an option, with the task's name."""
     return InvalidPolicy(f"{name}: {error}", field=error.field)
+
+
+def guard_option(name: str, layers: Iterable[Mapping[str, Any]]) -> bool | None:
+    """``unique_guard`` of a task: the highest layer that gives it decides, None if none does."""
+    for layer in layers:
+        value = layer.get("unique_guard")
+        if isinstance(value, bool):
+            return value
+        if value is not None:
+            raise InvalidPolicy(
+                f"{name}: unique_guard={shown(value)} is not a switch: give the task True or False"
+                + (", or set unique_guard='late' for the app" if value == "late" else ""),
+                field="unique_guard",
+            )
+    return None
 
 
 def signature_of(task: Any) -> inspect.Signature | None:
@@ -182,6 +212,7 @@ def _plain(value: Any) -> Any:
 def check_definition(task: Any, defaults: Mapping[str, Any]) -> None:
     """Fail where the task is defined, not at its first call."""
     _check_made(task, _layers(task.name, lambda: layers_of(task), defaults))
+    _check_guard(task.name, type(task), layers_of(task))
 
 
 def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type) -> None:
@@ -193,6 +224,7 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
         return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
 
     policy = _layers(name, layers).policy
+    _check_guard(name, base, [own])
     if (own.get("unique") or getattr(base, "unique", None)) and (error := _unguarded(name, base)):
         raise error
     if policy is not None and (policy.argument_names or callable(policy.key)):
@@ -255,6 +287,16 @@ def _unguarded(name: str, cls: type) -> InvalidPolicy | None:
         "batch, or call this one without it: unique=False",
         field="unique",
     )
+
+
+def _check_guard(name: str, cls: type, layers: Iterable[Mapping[str, Any]]) -> None:
+    if guard_option(name, layers) and _unguarded(name, cls) is not None:
+        raise InvalidPolicy(
+            f"{name}: unique_guard=True has no effect on a task whose messages are collected and "
+            "run together (Batches): nothing sees the end of one of them. Leave it out, or guard "
+            "the task that adds to the batch",
+            field="unique_guard",
+        )
 
 
 def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from celery_unique import reporting
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.exceptions import CeleryUniqueError, StoreUnavailable
 from celery_unique.followers.promote import reap_orphans
+from celery_unique.keys.digest import guard_key
 from celery_unique.stores.record import State
 
 from .coordinator import UniqueTaskCoordinator
@@ -49,12 +50,19 @@ def free_keys(app_state: AppState, task_ids: Iterable[str]) -> int:
         try:
             published = app_state.part(UniqueTaskCoordinator).client.published
             key = published.get(task_id) or _search(app_state, task_id, began)
+            if key is None and _guards(app_state):
+                key = guard_key(task_id)  # marked before its start, it does not run later
             if key is not None and cancel(app_state, key, task_id):
                 freed += 1
         except CeleryUniqueError as error:
             # The workers have the revoke: the key is free when one receives the message.
             logger.warning("the key of revoked task %s is not free yet: %s", task_id, error)
     return freed
+
+
+def _guards(app_state: AppState) -> bool:
+    """Whether a worker of this app may guard a task that has no key."""
+    return any(app_state.is_guarded(name, task) for name, task in app_state.app.tasks.items())
 
 
 def cancel(app_state: AppState, key: str, task_id: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -17,6 +18,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state as worker_state
 
 from celery_unique.config.app_state import AppState
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.promote import end_with_followers
 from celery_unique.header import DeliveryName, LockHeader
@@ -401,6 +403,8 @@ class Delivery:
     ) -> Finished | None:
         """Returns what the store has replied, None if it has not."""
         self.outcome = outcome
+        if self.header.guard and not self.header.token:
+            self._record_guard()
         finished = self.client.finish(
             self.header,
             self.task.name,
@@ -417,6 +421,13 @@ class Delivery:
             self.followed = finished.followers
             self.duplicates = finished.duplicates
         return finished
+
+    def _record_guard(self) -> None:
+        """It ran although the store did not answer at the gate, where its record is created: else
+        its end would find none, and leave no mark."""
+        if self.started or not self.received_in:
+            with suppress(StoreUnavailable):
+                self.client.catch_up(self.header, self.task.name, bool(self.task.acks_late))
 
     # -- settlement ------------------------------------------------------------------------
 

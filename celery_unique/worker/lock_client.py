@@ -97,7 +97,8 @@ class WorkerLockClient:
             self._compare_stores(header, task_name, found=not started.lost)
         if started.verdict == "run" and _is_observed(reporting.started):
             reporting.started(task_name, header.task_id, key=header.key)
-        if started.lost:
+        # A guard begins with the start; only a retry of a guarded task has a lock before.
+        if started.lost and (not header.guard or header.sent_by):
             self._lost(header, task_name, "its lock had lapsed before it started")
         return started
 
@@ -156,7 +157,7 @@ class WorkerLockClient:
         """
         record, _ = self._run(self._breakers, self.store.read, header.key)
         task = record.tasks.get(header.task_id)
-        if task is None or task.terminal:
+        if (task is None and not header.guard) or (task is not None and task.terminal):
             return False  # it has ended meanwhile, or else its end will find that it lapsed
         start = self._start(header, task_name, acks_late)
         started = self._run(self._breakers, self.store.start, header.key, start)
@@ -266,9 +267,9 @@ class WorkerLockClient:
         self, header: LockHeader, task_name: str, finish: Finish, silent: bool
     ) -> None:
         # By now the result is stored and the message acknowledged: settle immediately.
-        finished = self.store.finish(header.key, replace(finish, settle_later=header.again))
+        finished = self.store.finish(header.key, replace(finish, settle_later=header.leaves_mark))
         if finished.settle:
-            self.store.settle(header.key, finish, header.again)
+            self.store.settle(header.key, finish, header.leaves_mark)
         if finished.verdict == "not_yours" and silent and self._entry(header) is None:
             finished = replace(finished, verdict="ended")
         self._report_finished(header, task_name, finish, finished)
@@ -296,7 +297,7 @@ class WorkerLockClient:
     ) -> None:
         """Result and acknowledgement are out: the record of the ended task may go."""
         finish = self._finish(header, state, True, rejected)
-        act = partial(self.store.settle, header.key, finish, header.again)
+        act = partial(self.store.settle, header.key, finish, header.leaves_mark)
         self._run_or_retry("settle", header, task_name, act)
 
     def forget(self, header: LockHeader, task_name: str) -> None:
@@ -340,13 +341,15 @@ class WorkerLockClient:
     def _finish(
         self, header: LockHeader, state: State, settle_later: bool, rejected: bool
     ) -> Finish:
+        # Every guarded task leaves a mark: without a sign of a second message not for so long.
+        unsuspected = header.guard and not header.again
         return Finish(
             task_id=header.task_id,
             delivery=header.delivery,
             state=state,
             retention_ms=self.leases.retention_ms,
-            mark_ms=self.leases.queue_ms,
-            settle_later=settle_later or header.again,
+            mark_ms=self.leases.restore_ms if unsuspected else self.leases.queue_ms,
+            settle_later=settle_later or header.leaves_mark,
             run_lease_ms=self.leases.run_ms,
             token=header.token,
             rejected=rejected,

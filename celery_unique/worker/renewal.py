@@ -301,6 +301,8 @@ class Renewer:
             return None
         header, leases = delivery.header, delivery.client.leases
         if not delivery.started:
+            if header.guard and not header.sent_by and not delivery.may_exist_twice():
+                return None  # nothing is recorded of it before its start
             # As far as this thread can see: the worker's main one may just be starting it.
             if delivery.has_continuations is None:
                 delivery.has_continuations = _has_continuations(self._app_state, request)

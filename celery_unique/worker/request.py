@@ -24,7 +24,8 @@ from celery_unique.config.app_state import AppState
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.continuations import finishing
 from celery_unique.followers.promote import reap_orphans
-from celery_unique.header import HEADER, DeliveryName, LockHeader
+from celery_unique.header import HEADER, DeliveryName, LockHeader, is_id
+from celery_unique.keys.digest import guard_key
 from celery_unique.stores.record import State
 
 from . import gate
@@ -49,6 +50,8 @@ class UniqueRequestMixin:
 
     #: Of the app whose tasks have this class.
     unique_app_state: AppState
+    #: Messages without a key are guarded: ``unique_guard``.
+    unique_guarded = False
     #: All that this library adds to a request. None: the message has no lock.
     unique_delivery: Delivery | None = None
 
@@ -61,6 +64,15 @@ class UniqueRequestMixin:
         elif header is not None and header.task_id == self.id:
             header.receive_as(str(DeliveryName.new(self.hostname)))
             self.unique_delivery = Delivery.received(self.unique_app_state, header, self)
+        elif self.unique_guarded and is_id(self.id):
+            self.unique_delivery = Delivery.received(self.unique_app_state, self._guard(), self)
+
+    def _guard(self) -> LockHeader:
+        """The lock of a message whose caller took none. The gate creates its record."""
+        nesting = self._request_dict.get("replaced_task_nesting")
+        key = guard_key(self.id, nesting if isinstance(nesting, int) else 0)
+        name = str(DeliveryName.new(self.hostname))
+        return LockHeader(self.id, key, guard=True, delivery=name)
 
     @cached_property
     def _context(self) -> Any:
@@ -71,8 +83,9 @@ class UniqueRequestMixin:
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  Celery's name for it
         delivery = self.unique_delivery
         if delivery is not None:
-            if type == "task-started" and delivery.header.watched:  # until it has a result
-                fields["result"] = shown_as_unique(delivery.header.key)
+            header = delivery.header
+            if type == "task-started" and header.watched and not header.guard:  # no result yet
+                fields["result"] = shown_as_unique(header.key)
             elif type == "task-revoked" and delivery.dropped_as:
                 fields["result"] = delivery.dropped_as
         super().send_event(type, **fields)  # type: ignore[misc]
@@ -258,4 +271,5 @@ def use_unique_requests(app_state: AppState, task: Any) -> None:
     base = symbol_by_name(task.Request)
     if not issubclass(base, UniqueRequestMixin):
         own = {"__module__": __name__, "unique_app_state": app_state}
-        task.Request = type("UniqueRequest", (UniqueRequestMixin, base), own)
+        base = task.Request = type("UniqueRequest", (UniqueRequestMixin, base), own)
+    base.unique_guarded = app_state.is_guarded(task.name, task)

@@ -114,6 +114,8 @@ def _holding(define: Define, props: Props) -> None:
     define(hold, name="hold", bind=True, unique=True)
     define(hold, name="hold_late", bind=True, unique=True, acks_late=True)
     define(hold, name="hold_plain", bind=True)
+    define(hold, name="guarded", bind=True, unique_guard=True)
+    define(hold, name="guarded_late", bind=True, unique_guard=True, acks_late=True)
 
     def quick(self: Task, tag: str) -> str:
         _begin(self, props, tag)
@@ -122,15 +124,18 @@ def _holding(define: Define, props: Props) -> None:
     define(quick, name="quick", bind=True, unique=True)
     define(quick, name="quick_late", bind=True, unique=True, acks_late=True)
     define(quick, name="quick_plain", bind=True)
+    define(quick, name="guarded_quick", bind=True, unique_guard=True)
     define(quick, name="limited", bind=True, unique=True, rate_limit="1/h")
 
-    @define(name="hold_first", bind=True, unique=True, acks_late=True)
     def hold_first(self: Task, tag: str) -> str:
         """Waits in its first run only: the second is for after a crash."""
         _begin(self, props, tag)
         if props.runs(tag) == 1:
             props.wait_for_word(tag)
         return tag
+
+    define(hold_first, name="hold_first", bind=True, unique=True, acks_late=True)
+    define(hold_first, name="guarded_first", bind=True, unique_guard=True, acks_late=True)
 
 
 class WaitsAfterwards(Task):
