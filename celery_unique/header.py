@@ -14,15 +14,30 @@ import os
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 HEADER = "celery_unique"
 VERSION = 1
 
+
+def _machine() -> str:
+    """Where process ids mean the same: this start of this machine, and this namespace of ids (a
+    container has its own). Empty where that is not known."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        namespace = Path("/proc/self/ns/pid").readlink()
+        return f"{zlib.crc32(f'{boot_id}{namespace}'.encode()):08x}"
+    except OSError:  # not Linux
+        return ""
+
+
+_MACHINE = _machine()
 #: Differs between two lives of a process with the same worker name and process id.
-BOOT = f"{time.time_ns():x}"
+BOOT = f"{time.time_ns():x}.{_MACHINE}"
 _counter = itertools.count()
 
 
@@ -43,6 +58,22 @@ class DeliveryName(NamedTuple):
     def parse(cls, name: str) -> DeliveryName:
         """Of any text: a worker's name may contain a slash, and other programs write records."""
         return cls(*name.rsplit("/", 3))
+
+    def has_died(self) -> bool:
+        """Whether its worker has certainly ended: it ran on this machine, and its process is gone.
+        The processes of its pool are then killed by the kernel (Celery asks for that)."""
+        machine = self.boot.partition(".")[2]
+        if not machine or machine != _MACHINE or not self.process.isdecimal():
+            return False
+        if int(self.process) == os.getpid():
+            return self.boot != BOOT
+        try:
+            stat = Path(f"/proc/{int(self.process)}/stat").read_text(encoding="latin-1")
+        except FileNotFoundError:
+            return True
+        except OSError:  # gone while it was read, or not to be read: seen the next time
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("Z", "X")  # ended, and not reaped yet
 
     def __str__(self) -> str:
         return "/".join(self)

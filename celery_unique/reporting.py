@@ -152,7 +152,17 @@ republished = Event(
 
 started = Event(DEBUG, "started", f"started {_TASK} with key %(key)s", "key")
 held_back = Event(
-    INFO, "held_back", f"held back {_TASK}: another delivery or its predecessor is running"
+    INFO,
+    "held_back",
+    f"held back {_TASK}: another delivery or its predecessor is running, until %(until)s",
+    "until",
+)
+ended_delivery = Event(
+    WARNING,
+    "ended_delivery",
+    f"ended the delivery lease of {_TASK}: process %(pid)s of worker %(worker)s has died",
+    "worker",
+    "pid",
 )
 dropped = Event(INFO, "dropped", f"dropped {_TASK}: %(reason)s", "reason")
 released = Event(

@@ -246,7 +246,7 @@ SETTINGS: dict[str, Setting] = {
         False,
         "Which tasks are guarded in workers: two deliveries of one task id never run at the same "
         "time, and a delivery of an id that has finished is dropped. `True`: every task; "
-        "`\"late\"`: every task with `acks_late`. A task's own `unique_guard` wins.",
+        '`"late"`: every task with `acks_late`. A task\'s own `unique_guard` wins.',
         "The broker delivers messages twice, and tasks without a key must not run twice.",
         "False",
     ),

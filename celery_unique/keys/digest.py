@@ -10,6 +10,8 @@ from celery_unique.exceptions import UniqueKeyError
 
 #: Before the digest. Any change to what is hashed, or how, is a new version.
 KEY_VERSION = "1"
+#: How often an id may have been handed on, where that is not known.
+_DEEPEST = 10
 #: The part of a key that is shown: its version and 12 of its 64 hexadecimal digits.
 SHORT_KEY = 14
 
@@ -42,6 +44,12 @@ def guard_text(task_id: str, nesting: int = 0) -> str:
     """Return the text that a guard's key is the digest of; no call has such a text."""
     behind = f',"nesting":{nesting}' if nesting else ""
     return f'{{"guard":{json.dumps(task_id)}{behind}}}'
+
+
+def guarded_by(key: str, task_id: str) -> str | None:
+    """Return the text of a key that guards this id; None if it is the key of a call."""
+    texts = (guard_text(task_id, nesting) for nesting in range(_DEEPEST))
+    return next((text for text in texts if key_of(text) == key), None)
 
 
 def short_key(key: str) -> str:

@@ -11,7 +11,7 @@ from celery import uuid
 
 from celery_unique.config.app_state import AppState
 from celery_unique.keys.call import Call
-from celery_unique.keys.digest import key_of
+from celery_unique.keys.digest import guarded_by, key_of
 from celery_unique.keys.identity import identify, policy_for, with_key
 from celery_unique.locks import text_of_call, text_of_idempotency_key
 from celery_unique.policy.durations import milliseconds
@@ -51,8 +51,15 @@ def explain_record(key: str, record: Record, now: int) -> Explanation:
         tuple(locks_of(key, record, now)),
         dict(record.marks),
         now,
+        made_from=_guard_text(key, record),
         more_marks=record.more_marks,
     )
+
+
+def _guard_text(key: str, record: Record) -> str | None:
+    """Only the key of a guard can be computed from its record: it is made of the task id."""
+    texts = (guarded_by(key, task_id) for task_id in (*record.tasks, *record.marks))
+    return next((text for text in texts if text is not None), None)
 
 
 def explain_call(
@@ -236,7 +243,8 @@ def meaning(lock: LockView) -> str:
         return f"its body has finished ({lock.state}), and its result is being stored"
     if is_abandoned(lock):
         return "started, but its worker has not renewed its delivery lease"
-    return _MEANS[lock.state]
+    guards = "; a second delivery of this task waits" if lock.guards else ""
+    return _MEANS[lock.state] + guards
 
 
 def mark_meaning(kind: str) -> str:

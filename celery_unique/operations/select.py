@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.exceptions import InvalidPolicy, UnreadableRecord, one_of, shown, suggestion
+from celery_unique.keys.digest import guard_key
 from celery_unique.policy.states import LIVE, STATES, TERMINAL
 from celery_unique.publish.stale_holders.lock_view import (
     RELEASED,
@@ -122,6 +123,11 @@ def find(app_state: AppState, text: str) -> Iterator[tuple[str, Record, int]]:
         record, now = _read(app_state, text)
         if record:
             yield text, record, now
+        return
+    key = guard_key(text)
+    record, now = _read(app_state, key)
+    if record:  # the id of a guarded task needs no walk
+        yield key, record, now
         return
     clock = StoreClock(app_state)
     part = text if _PART_OF_KEY.fullmatch(text) else None

@@ -97,6 +97,8 @@ class Delivery:
     earlier: Any = None
     acknowledgement: Acknowledgement | None = None
     waited = 0  # times at the gate
+    #: The delivery that it waits for.
+    behind: DeliveryName | None = None
     #: A canvas or a caller waits for this very message; None: not looked at yet.
     has_continuations: bool | None = None
     #: It runs although the store did not answer at the gate.

@@ -19,7 +19,7 @@ from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete, reason_of
 from celery_unique.followers.promote import reap_orphans
-from celery_unique.header import HEADER
+from celery_unique.header import HEADER, DeliveryName
 from celery_unique.stores.base import Started
 
 from .delivery import Delivery, DeliveryState
@@ -43,6 +43,7 @@ def let_through(request: Any, delivery: Delivery) -> bool:
             request.request_dict[HEADER] = delivery.header.as_message()  # for the body
         return True
     if started.verdict == "wait":
+        _look_ahead(request, delivery, started.by)
         _hold_back(request, delivery)
     elif started.verdict == "done":
         _drop_done(request, delivery)
@@ -58,7 +59,7 @@ def _start(request: Any, delivery: Delivery) -> Started:
         # message of its own: it waits without the mark that a twin would leave.
         sent_from_body = header.sent_by and not delivery.may_exist_twice()
         if sent_from_body and client.is_run_by_its_sender(header):
-            return Started("wait")
+            return Started("wait", by=header.sent_by)
         return client.start(header, request.name, bool(request.task.acks_late))
     except StoreUnavailable as error:
         app = delivery.app_state.app
@@ -74,6 +75,27 @@ def _start(request: Any, delivery: Delivery) -> Started:
         return Started("run")
 
 
+def _look_ahead(request: Any, delivery: Delivery, sender: str) -> None:
+    """Report what the message waits for; if that is a delivery whose worker has died on this
+    machine, end its lease. (After a restart this is the worker's own predecessor.)"""
+    client, header = delivery.client, delivery.header
+    try:
+        if delivery.state is not DeliveryState.WAITING:
+            delivery.state = DeliveryState.WAITING
+            if sender:  # it is ending: soon this message runs
+                delivery.behind, until = DeliveryName.parse(sender), "it has sent this retry"
+            else:
+                delivery.behind, until = client.blocker(header)
+            reporting.held_back(request.name, request.id, until=until)
+        if delivery.behind is not None and delivery.behind.has_died():
+            client.end_delivery(header, request.name, delivery.behind)
+            delivery.waited = 0
+            delivery.behind = None
+    except StoreUnavailable as error:
+        app = delivery.app_state.app
+        reporting.store_error(app, "read", error, request.name, request.id, header.key)
+
+
 def _hold_back(request: Any, delivery: Delivery) -> None:
     """As Celery holds an ETA: no pool slot, no retry counted."""
     consumer = delivery.consumer
@@ -84,9 +106,7 @@ def _hold_back(request: Any, delivery: Delivery) -> None:
     worker_state.reserved_requests.discard(request)
     if hasattr(worker_state, "task_scheduled"):  # since Celery 5.7
         worker_state.task_scheduled(request)
-    if delivery.state is not DeliveryState.WAITING:
-        delivery.state = DeliveryState.WAITING
-        reporting.held_back(request.name, request.id)
+    delivery.state = DeliveryState.WAITING
     delivery.waited = min(delivery.waited + 1, 16)  # a power of two
 
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
-from celery_unique.config.leases import Leases
+from celery_unique.config.leases import Leases, moment_of
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.header import LockHeader
+from celery_unique.header import DeliveryName, LockHeader
 from celery_unique.publish import stored_meta
 from celery_unique.publish.atomic import leads_to
 from celery_unique.stores.base import (
@@ -127,6 +127,31 @@ class WorkerLockClient:
             reporting.store_error(self.app, "read", error, "", header.task_id, header.key)
             return False
         return task is not None and task.running and task.delivery != header.delivery
+
+    def blocker(self, header: LockHeader) -> tuple[DeliveryName | None, str]:
+        """The other delivery of a held back message that runs it, if any; and until when the
+        message waits, in words."""
+        record, _ = self._run(self._gate_breakers, self._gate_store.read, header.key)
+        own = record.tasks.get(header.task_id)
+        task = own if own is None or own.delivery else record.tasks.get(own.after)
+        if task is None or not task.delivery or task.delivery == header.delivery:
+            return None, "its end"
+        delivery = DeliveryName.parse(task.delivery)
+        ends_at = f"{moment_of(task.delivery_lease):%Y-%m-%d %H:%M:%S} UTC"
+        until = f"its end in worker {delivery.worker}, or {ends_at} if that has died"
+        return delivery if task is own else None, until
+
+    def end_delivery(self, header: LockHeader, task_name: str, dead: DeliveryName) -> None:
+        """End the delivery lease of a worker that has died: the message that this header is of
+        need not wait for it."""
+        task, _ = self._gate_entry(header)
+        if task is None or not task.running or task.delivery != str(dead):
+            return
+        leases, retry = self.leases, self._gate_store.retry
+        arguments = (header.task_id, task.delivery, leases.queue_ms, True)
+        self._run(self._gate_breakers, retry, header.key, *arguments)
+        worker, pid = dead.worker, dead.process
+        reporting.ended_delivery(task_name, header.task_id, worker=worker, pid=pid)
 
     def _gate_entry(self, header: LockHeader) -> tuple[TaskEntry | None, int]:
         record, now = self._run(self._gate_breakers, self._gate_store.read, header.key)

@@ -44,6 +44,7 @@ def test_every_test_of_faults_is_on_the_page():
         "busy_shutdown",
         "crashes",
         "end_order",
+        "guard",
         "redelivery",
         "renewal",
         "store_outage",

@@ -115,8 +115,12 @@ class Stage:
             "tests.workers.apps.staged",
             log_path=self.directory / f"worker{number}.log",
             env={STAGED: json.dumps({**self.settings, **(settings or {})}), **(env or {})},
-            name=f"{self.settings['tasks']}{number}",
-            **{"concurrency": self._concurrency, "pool": self.pool, **options},
+            **{
+                "name": f"{self.settings['tasks']}{number}",
+                "concurrency": self._concurrency,
+                "pool": self.pool,
+                **options,
+            },
         )
         self.workers.append(worker)
         if wait:

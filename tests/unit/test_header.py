@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_unique.header import HEADER, VERSION, LockHeader
+from celery_unique.header import HEADER, VERSION, DeliveryName, LockHeader
+from tests.support import eventually
 from tests.support.wrong_headers import READABLE, STRANGE_KEYS, UNREADABLE, changed
 
 KEY = "1:10b82e1a1f18ffba7656145a57c63e52143cd498c43f8681892a7959f76965a0"
@@ -26,6 +30,7 @@ FULL = LockHeader(
     outcome="replaced",
     sent_by="w1-1",
     copies=True,
+    guard=True,
     delivery="w1-2",
     token=4102444860124456,
     again=True,
@@ -45,6 +50,7 @@ ON_THE_WIRE = {
     "outcome": "replaced",
     "by": "w1-1",
     "copies": True,
+    "guard": True,
     "delivery": "w1-2",
     "token": 4102444860124456,
     "again": True,
@@ -196,3 +202,37 @@ def test_any_value_of_any_field_is_read_or_refused(name, value):
     header, wrong = LockHeader.read({**ON_THE_WIRE, name: value})
 
     assert (header is None) == bool(wrong)
+
+
+def test_a_worker_is_dead_if_its_process_on_this_machine_is_gone():
+    own = DeliveryName.new("w@here")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    machine = own.boot.partition(".")[2]
+
+    assert machine, "only on Linux"
+    assert own._replace(process=str(ended.pid)).has_died()
+    assert own._replace(boot=f"1.{machine}").has_died()  # an earlier life with this process id
+
+
+def test_a_worker_of_another_machine_or_with_a_living_process_may_be_alive():
+    own = DeliveryName.new("w@here")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = own._replace(process=str(ended.pid))
+
+    assert not own.has_died()
+    assert not own._replace(process=str(os.getppid())).has_died()
+    for boot in ("1", "1.00000000", "", "."):  # of an older release, another machine, a container
+        assert not gone._replace(boot=boot).has_died()
+    for name in ("w1-1", "", "a/b/c/d", "w/-1/1.0/1", f"w/x/{own.boot}/1"):
+        assert not DeliveryName.parse(name).has_died()
+
+
+def test_a_worker_that_was_killed_and_not_reaped_yet_is_dead():
+    own = DeliveryName.new("w@here")
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        eventually(lambda: own._replace(process=str(zombie.pid)).has_died())
+    finally:
+        zombie.wait()

@@ -11,6 +11,7 @@ from typing import Any
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import moment_of
 from celery_unique.header import DeliveryName
+from celery_unique.keys.digest import guarded_by
 from celery_unique.stores.diagnosis import NO_CALLS_KEY
 from celery_unique.stores.record import LETTER_OF, Record, State, TaskEntry
 
@@ -45,6 +46,11 @@ class LockView:
         """The worker that runs it; empty where none does."""
         return DeliveryName.parse(self.entry.delivery).worker
 
+    @property
+    def guards(self) -> bool:
+        """Whether it is the lock of a task without a key, which guards its deliveries."""
+        return guarded_by(self.key, self.task_id) is not None
+
     def as_document(self) -> dict[str, Any]:
         """The record in plain values."""
         entry = self.entry
@@ -69,6 +75,7 @@ class LockView:
             "ending": entry.ending,
             "may_exist_twice": entry.copies,
             "by_idempotency_key": bool(entry.arguments),
+            "guard": self.guards,
         }
 
 

@@ -136,8 +136,9 @@ def test_a_task_of_rabbitmq_that_started_without_the_store_is_guarded_once_it_is
     url = rabbitmq_server.fresh_url()
     stage = make_stage(broker=url, unique_run_lease=RUN_LEASE_S, breaker_s=0.5)
     proxy = start_proxy(redis_server.port)
-    store = proxy.url_of(stage.app.conf.unique_store_url or stage.app.conf.result_backend)
-    worker = stage.start_worker(settings={"unique_store_url": store, "unique_gate_timeout": 0.25})
+    store = proxy.url_of(stage.app.conf.unique_store_url)
+    away = {"unique_store_url": store, "unique_gate_timeout": 0.25}
+    worker = stage.start_worker(concurrency=2, settings=away)
     proxy.cut()
     result = stage.app.tasks["guarded_late"].delay(tag)
     stage.wait_for_begin(tag)
@@ -174,3 +175,51 @@ def test_a_task_whose_connection_to_rabbitmq_broke_runs_once(
     eventually(lambda: drops(stage, result.id) == 1)
     assert len(stage.begins(tag)) == 1
     assert re.search(r"held back \S+ .*until", worker.log())
+
+
+@pytest.mark.parametrize("task", ["guarded_first", "hold_first"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_restarted_worker_ends_the_delivery_lease_of_its_dead_predecessor(
+    make_stage, tag, pool, task
+):
+    """The lease of a minute is not waited for: the process that it believes alive is gone."""
+    stage = make_stage(
+        pool=pool, unique_run_lease=60, broker_transport_options=redis_broker_options(1)
+    )
+    name = f"restarted{tag}"
+    first = stage.start_worker(name=name)
+    result = stage.send(task, tag)
+    first_run = stage.wait_for_begin(tag)
+    first.kill()
+    killed_at = time.time()
+
+    second = stage.start_worker(name=name)
+    again = stage.wait_for_begin(tag, 2)
+
+    print(f"ran again {again['at'] - killed_at:.2f} s after SIGKILL, with a lease of 60 s")
+    assert second.hostname == first.hostname == again["worker"]
+    assert again["at"] - killed_at < 30
+    assert again["token"] > first_run["token"]
+    stage.end_of(result, "SUCCESS")
+    held = rf"held back {task}\[{result.id}\]: .* until its end in worker {first.hostname}, or \S+"
+    assert re.search(held, second.log())
+    ended = f"ended the delivery lease of {task}[{result.id}]: process {first.pid} of worker"
+    assert ended in second.log()
+    second.kill()
+
+
+def test_a_worker_whose_predecessor_lives_waits_for_it(make_stage, tag):
+    """Two workers of one name, as an operator should not start them: nothing proves a death."""
+    stage = make_stage(unique_run_lease=60, broker_transport_options=redis_broker_options(1))
+    workers = [stage.start_worker(name=f"twins{tag}") for _ in range(2)]
+    task_id = stage.send("guarded_late", tag).id
+    stage.wait_for_begin(tag)
+    eventually(lambda: any(waits_in(worker, task_id) for worker in workers))
+    time.sleep(2)
+
+    assert len(stage.begins(tag)) == 1
+    assert "ended the delivery lease" not in stage.log()
+    stage.props.let_go(tag)
+    stage.end_of(stage.app.AsyncResult(task_id), "SUCCESS")
+    for worker in workers:
+        worker.kill()
