@@ -362,6 +362,23 @@ def test_a_result_that_is_stored_already_is_left_with_the_lock(store, client, ke
     assert client.get("result") == "[0]"
 
 
+@pytest.mark.parametrize("worker", ["w/1", 'w"1', "w\\1", "w\n1", "wörker", "w\x7f", 'w",1,"2"]'])
+@pytest.mark.parametrize("duplicates", [0, 2])
+def test_a_worker_may_have_any_name(store, key, worker, duplicates):
+    """A task that is alone is written and read as text, unless its worker's name prevents that."""
+    publish(store, key, "a")
+    token = store.start(key, replace(start("a"), delivery=worker)).token
+    for number in range(duplicates):
+        store.acquire(key, claim(f"b{number}"))
+
+    task = record_of(store, key).tasks["a"]
+    assert (task.stored_state, task.delivery, task.token) == (State.ACTIVE, worker, token)
+    assert store.finish(key, replace(finish("a"), delivery="another")).verdict == "not_yours"
+    finished = store.finish(key, replace(finish("a"), delivery=worker))
+    assert (finished.verdict, finished.duplicates) == ("ended", duplicates)
+    assert record_of(store, key).tasks == {}
+
+
 def test_the_address_is_that_of_one_server(url):
     with closing(RedisStore.from_url(url.replace("//", "//me:pw@"))) as store:
         port, _, db = url.rpartition(":")[2].partition("/")

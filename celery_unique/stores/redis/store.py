@@ -308,7 +308,7 @@ class RedisStore:
 
     # -- acts of the worker --------------------------------------------------
     def start(self, key: str, start: Start) -> Started:
-        verdict, *facts = self._commands.run(
+        reply = self._commands.run(
             scripts.START,
             key,
             start.task_id,
@@ -322,6 +322,9 @@ class RedisStore:
             start.arguments,
             start.mark_ms,
         )
+        if isinstance(reply, int):
+            return Started("run", reply)
+        verdict, *facts = reply
         if verdict == b"run":
             return Started("run", facts[0], bool(facts[1]))
         mark, by = (fact.decode() for fact in facts or (b"", b""))
@@ -597,7 +600,9 @@ def _finish_arguments(finish: Finish) -> tuple[str | int, ...]:
     )
 
 
-def _finished(reply: list[Any]) -> Finished:
+def _finished(reply: int | list[Any]) -> Finished:
+    if isinstance(reply, int):
+        return Finished("ended", duplicates=reply)
     verdict, *facts = reply
     if not facts:
         return Finished(verdict.decode())

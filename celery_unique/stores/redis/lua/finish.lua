@@ -6,11 +6,16 @@
 --          delivery is believed alive while it completes followers, 9 token of the start that
 --          ends, or "" (times in ms), 10 "1" when the message was rejected: it may be redelivered,
 --          and is then to run
--- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
---          {"not_yours"}
+-- Returns  the number of duplicates: ended; or {"ended", 1 when settle must follow else 0,
+--          duplicates, 1 when followed else 0}, {"not_yours"}
 local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
 local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
--- @include entries
-
+-- @include stored
+-- @include sole_run
+if answered then
+  redis.call("DEL", key)
+  return answered + 0
+end
+-- @include packing
 -- @include finished

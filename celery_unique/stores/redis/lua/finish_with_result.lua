@@ -8,23 +8,37 @@
 --          ends, or "" (times in ms), 10 "1" when the message was rejected: it may be redelivered,
 --          and is then to run, 11 the result up to the number of duplicates, 12 the rest, 13 when
 --          it expires, in seconds, or 0, 14 "1" when a result that is stored must not be replaced
--- Returns  {"ended", 1 when settle must follow else 0, duplicates, 1 when followed else 0},
---          {"not_yours"}; {"stored"}: there is a result, and nothing has changed
+-- Returns  as finish; {"stored"}: there is a result, and nothing has changed
 local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
 local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
-local head, tail, expires_s = ARGV[11], ARGV[12], ARGV[13] + 0
+local head, tail, expires_s, unless_stored = ARGV[11], ARGV[12], ARGV[13], ARGV[14] == "1"
 local result_key = KEYS[5]
-if ARGV[14] == "1" and redis.call("EXISTS", result_key) == 1 then return {"stored"} end
--- @include entries
-
-local function finish()
-  -- @include finished
+-- @include stored
+-- @include sole_run
+local reply, result
+if answered then
+  result, reply = head .. answered .. tail, answered + 0
+  if unless_stored and expires_s ~= "0" then
+    if not redis.call("SET", result_key, result, "EX", expires_s, "NX") then return {"stored"} end
+    redis.call("DEL", key)
+    redis.call("PUBLISH", result_key, result)
+    return reply
+  end
 end
-local reply = finish()
-if reply.err then return reply end
-local result = head .. (reply[3] or 0) .. tail
-if expires_s > 0 then
+if unless_stored and redis.call("EXISTS", result_key) == 1 then return {"stored"} end
+if answered then
+  redis.call("DEL", key)
+else
+  -- @include packing
+  local function finish()
+    -- @include finished
+  end
+  reply = finish()
+  if reply.err then return reply end
+  result = head .. (reply[3] or 0) .. tail
+end
+if expires_s ~= "0" then
   redis.call("SETEX", result_key, expires_s, result)
 else
   redis.call("SET", result_key, result)

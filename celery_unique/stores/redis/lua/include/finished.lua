@@ -1,12 +1,11 @@
 -- finished: the end of a body. Only the delivery that started may report it, or any when none is
 -- recorded (revoked or expired before the start, or the store was unavailable at the gate).
 --
--- Expects  entries, and the arguments of finish by name
+-- Expects  sole_run, packing, and the arguments of finish by name
 -- Defines  nothing: returns the reply of finish
 -- Fast path: the task is the only one, without followers, nothing of it is kept, and its message is
 -- acknowledged and was the only one.
 -- @include single_task
-local field = "t:" .. id
 if single and single_field == field and single[STATE] == "r" and single[DELIVERY] == delivery
   and not settle_later and not (single[KEEP] or ""):find(state, 1, true) then
   redis.call("DEL", key)
