@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name -> the module that has it.
+#: Public name -> the module that has it, or that it is.
 _HOME = {
     "BatchInterrupted": "exceptions",
     "CallOptions": "policy.option_types",
@@ -66,6 +66,7 @@ _HOME = {
     "UniqueResult": "publish.results",
     "UniqueTask": "installation.task",
     "UnreadableRecord": "exceptions",
+    "aio": "aio",
     "apply_many": "publish.apply_many",
     "install": "installation",
     "lookup": "locks",
@@ -81,20 +82,16 @@ _HOME = {
     "unique_superseded": "reporting",
 }
 
-#: Modules that are names of the package, too.
-_MODULES = ("aio",)
-
-__all__ = sorted((*_HOME, *_MODULES))  # noqa: PLE0605
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for granted
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return import_module(f".{name}", __name__)
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+        module = import_module(f".{_HOME[name]}", __name__)
+        return module if _HOME[name] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

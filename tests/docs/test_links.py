@@ -13,7 +13,14 @@ PAGES = [
     *all_pages(),
     *(
         ROOT / name
-        for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "example_project/README.md")
+        for name in (
+            "CODE_OF_CONDUCT.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "CHANGELOG.md",
+            "example_project/README.md",
+            "llms.txt",
+        )
     ),
 ]
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 from celery_unique import __version__
@@ -19,6 +21,35 @@ WORKER_SKEW_MS = 5000
 LATE_ROUNDS = 2.5
 
 RESTART = "look at its log, and restart it"
+
+#: Package -> the oldest and the newest version that the tests run with (tox.ini).
+TESTED = {
+    "celery": ("5.5", "5.7"),
+    "redis": ("5.3", "8"),
+    "SQLAlchemy": ("2.0", "2.1"),
+    "Django": ("5.2", "6.1"),
+}
+
+
+def untested_versions(installed: Callable[[str], str] = metadata.version) -> Iterator[Finding]:
+    for package, (oldest, newest) in TESTED.items():
+        try:
+            version = installed(package)
+        except metadata.PackageNotFoundError:
+            continue
+        if _numbers(version) < _numbers(oldest) or (
+            _numbers(version)[: newest.count(".") + 1] > _numbers(newest)
+        ):
+            yield Finding(
+                "untested",
+                "note",
+                f"{package} {version} is installed; the tests run with {oldest} to {newest}",
+                "run the tests of your own project, and read the changelog of both",
+            )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def switches(settings: UniqueSettings) -> Iterator[Finding]:

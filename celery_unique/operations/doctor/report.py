@@ -64,6 +64,7 @@ def examine(app_state: AppState, timeout_s: float = DEFAULT_TIMEOUT_S) -> Report
     """Run every check, with queries to the store, the broker and the workers."""
     report = Report()
     report.findings += checks.switches(app_state.settings)
+    report.findings += checks.untested_versions()
     clock, diagnosis = _examine_store(app_state, report)
     try:
         report.workers = query_workers(app_state.app, timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -160,3 +161,30 @@ def test_a_worker_without_a_store_is_told_with_its_reason():
     [finding] = checks.same_store(told(store=None, store_error="none is set"), "ab", "")
 
     assert "none is set" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "found"),
+    [
+        ("celery", "5.4.0", ["celery 5.4.0 is installed; the tests run with 5.5 to 5.7"]),
+        ("celery", "5.5.0", []),
+        ("celery", "5.7.9", []),
+        ("celery", "5.8.0rc1", ["celery 5.8.0rc1 is installed; the tests run with 5.5 to 5.7"]),
+        ("redis", "8.1.2", []),
+        ("redis", "9.0", ["redis 9.0 is installed; the tests run with 5.3 to 8"]),
+    ],
+)
+def test_a_version_that_no_test_has_run_with_is_a_note(package, version, found):
+    def installed(name: str) -> str:
+        if name != package:
+            raise PackageNotFoundError(name)
+        return version
+
+    findings = list(checks.untested_versions(installed))
+
+    assert [finding.message for finding in findings] == found
+    assert {finding.level for finding in findings} <= {"note"}
+
+
+def test_the_versions_of_this_environment_are_tested_ones():
+    assert list(checks.untested_versions()) == []
