@@ -247,6 +247,8 @@ def conflict(
     state = str(holder.state)
     event = _dry_run_conflict if dry_run else _conflict
     event(task_name, holder.task_id, holder_state=state, on_conflict=on_conflict)
+    if not unique_conflict.receivers:
+        return
     unique_conflict.send(
         sender=task_name,
         task_id=holder.task_id,

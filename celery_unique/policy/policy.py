@@ -40,14 +40,16 @@ __all__ = [
 
 
 class _FromDocument:
-    """Slots for the document that a policy was read from, and whether its states were given. Not
-    fields of the policy: they are neither compared nor shown, and a policy that is made from
-    another one's fields has no document."""
+    """Slots for the document that a policy was read from, whether its states were given, and what
+    calls derive from it once. Not fields of the policy: they are neither compared nor shown, and a
+    policy that is made from another one's fields has no document."""
 
-    __slots__ = ("_document", "_says_states")
+    __slots__ = ("_document", "_says_states", "terms")
 
     _document: ojs.Document | None
     _says_states: bool
+    #: Set by ``publish.request.terms_of``.
+    terms: Any
 
 
 @dataclass(frozen=True, init=False, slots=True)

@@ -302,7 +302,7 @@ def _check_guard(name: str, cls: type, layers: Iterable[Mapping[str, Any]]) -> N
 def warn_of_left_over(name: str, task: Any, options: Iterable[str]) -> None:
     """Warn of options of other libraries, which have no effect; not with their own base class, as
     in an app that migrates."""
-    for option in options:
+    for option in LEFT_OVER.keys() & options:
         library, becomes = LEFT_OVER[option]
         package = library.replace("-", "_")
         if any(cls.__module__.partition(".")[0] == package for cls in type(task).__mro__):

@@ -215,9 +215,10 @@ class AtomicHeader(dict[str, Any]):
         expires = getattr(channel, "_expires", None)  # since kombu 5.7
         if (expires and queue in expires) or not self._is_at_the_store(channel):
             return None
+        message = _without_copy(message)
         self.claim = request.claim()
         self.update(request.header(request.task_id, 1, _OUTCOME).as_message(), at=_CREATED_AT)
-        head, _, rest = _dumps(self._without_copy(message)).partition(f'"{_CREATED_AT}"')
+        head, _, rest = _dumps(message).partition(f'"{_CREATED_AT}"')
         middle, _, tail = rest.partition(_OUTCOME)
         if not tail or len(head) + len(tail) > LONGEST_TEXT or _CREATED_AT in tail:
             return None
@@ -230,19 +231,6 @@ class AtomicHeader(dict[str, Any]):
             middle=middle,
             tail=tail,
         )
-
-    def _without_copy(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message, of which one header alone gets the values of the store.
-
-        Tracing libraries repeat all headers in one that is named ``headers``. A worker does not
-        read that copy of ours, and neither does a retry.
-        """
-        headers = message["headers"]
-        copies = headers.get("headers")
-        if not isinstance(copies, dict) or HEADER not in copies:
-            return message
-        copies = {name: value for name, value in copies.items() if name != HEADER}
-        return {**message, "headers": {**headers, "headers": copies}}
 
     def _is_at_the_store(self, channel: Any) -> bool:
         checked: tuple[LockStore, bool] | None = channel.__dict__.get(HEADER)
@@ -276,6 +264,20 @@ class AtomicHeader(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+
+def _without_copy(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, of which one header alone gets the values of the store.
+
+    Tracing libraries repeat all headers in one that is named ``headers``. A worker does not read
+    that copy of ours, and neither does a retry.
+    """
+    headers = message["headers"]
+    copies = headers.get("headers")
+    if not isinstance(copies, dict) or HEADER not in copies:
+        return message
+    copies = {name: value for name, value in copies.items() if name != HEADER}
+    return {**message, "headers": {**headers, "headers": copies}}
 
 
 @cache

@@ -17,6 +17,7 @@ from celery_unique.exceptions import CeleryUniqueError, IdempotencyKeyRequired, 
 from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.policy.layers import OPTIONS_OF_CELERY, take_call_options
+from celery_unique.policy.task_options import warn_of_left_over
 from celery_unique.worker.body import delivery_of
 
 from .coordinator import UniqueTaskCoordinator
@@ -94,6 +95,8 @@ def _publish(
         coordinator: UniqueTaskCoordinator = app_state.parts.get(
             UniqueTaskCoordinator
         ) or app_state.part(UniqueTaskCoordinator)
+        if not known:
+            warn_of_left_over(name, task, options)
         prepare(request, task, policy, signature, unique_options, coordinator)
     if replaces_itself and _hand_over_lock(app_state, name, request.key, options):
         return _continue(app_state, send_task, name, args, kwargs, options)
@@ -120,10 +123,8 @@ def conclude(request: PublishRequest, outcome: PublishOutcome) -> Any:
             outcome = share_outcome(request, outcome)
         result = (options.get("result_cls") or app.AsyncResult)(outcome.task_id)
         result.ignored = options.get("ignore_result")
-        if options.get("add_to_parent", True):
-            parent = app.current_worker_task
-            if parent:
-                parent.add_trail(result)
+        if request.parent is not None and options.get("add_to_parent", True):
+            app.current_worker_task.add_trail(result)
     if isinstance(result, CallFacts):
         result.call_facts = outcome.facts
     return result

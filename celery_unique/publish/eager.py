@@ -22,6 +22,7 @@ from celery_unique.followers.continuations import continues, fail_link
 from celery_unique.header import LockHeader
 from celery_unique.keys.identity import check_key
 from celery_unique.policy.layers import take_call_options
+from celery_unique.policy.task_options import warn_of_left_over
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.record import State, is_kept
 from celery_unique.worker.lock_client import WorkerLockClient
@@ -92,6 +93,7 @@ def _call(
         coordinator = app_state.part(UniqueTaskCoordinator)
         task_id = options.get("task_id") or uuid()
         request = PublishRequest(app_state, original, task.name, args, kwargs, options, task_id)
+        warn_of_left_over(task.name, task, options)
         prepare(request, task, policy, signature, ours, coordinator)
         request.run = partial(_run, app_state, task, request.key, run, options)
         return _locked(coordinator, task, request)

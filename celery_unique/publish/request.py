@@ -22,9 +22,7 @@ from celery_unique.header import HEADER, LockHeader
 from celery_unique.keys.call import Call
 from celery_unique.keys.identity import identify, policy_for, with_key
 from celery_unique.policy.durations import milliseconds
-from celery_unique.policy.option_names import LEFT_OVER
 from celery_unique.policy.policy import UniquePolicy, warn_of_short_window
-from celery_unique.policy.task_options import warn_of_left_over
 from celery_unique.stores.base import Acquired, Claim
 from celery_unique.stores.record import ID_GIVEN, QUEUE_NAMED, letters, terminal_letters
 
@@ -205,15 +203,19 @@ class Terms(NamedTuple):
     max_wait_ms: int
 
 
-@lru_cache(maxsize=1024)
 def terms_of(policy: UniquePolicy) -> Terms:
-    states = letters(policy.states)
-    return Terms(
-        states,
-        terminal_letters(states),
-        milliseconds(policy.period) if policy.period else 0,
-        milliseconds(policy.max_wait) if policy.max_wait else 0,
-    )
+    """Derived once: a lookup by the policy would compute its hash for each call."""
+    terms: Terms | None = getattr(policy, "terms", None)
+    if terms is None:
+        states = letters(policy.states)
+        terms = Terms(
+            states,
+            terminal_letters(states),
+            milliseconds(policy.period) if policy.period else 0,
+            milliseconds(policy.max_wait) if policy.max_wait else 0,
+        )
+        object.__setattr__(policy, "terms", terms)
+    return terms
 
 
 @lru_cache(maxsize=1024)
@@ -305,8 +307,6 @@ def prepare(
         request.bypasses = _always  # the retry of a task that runs without a lock
     request.queue_named = _names_queue(task, options)
     request.awaited = options.get("task_id") is not None or is_in_canvas(options)
-    if not LEFT_OVER.keys().isdisjoint(options):
-        warn_of_left_over(name, task, [option for option in LEFT_OVER if option in options])
     request.policy = policy
     if settings.dry_run:
         request.dry_run, request.policy = policy.on_conflict, _rejecting(policy)
@@ -314,13 +314,13 @@ def prepare(
     if "queue" in policy.keys:
         queue = queue_of(app_state, name, request.args, request.kwargs, task, sent_options)
     call = Call(
-        task_name=name,
-        args=tuple(request.args or ()),
-        kwargs=request.kwargs or {},
-        signature=signature,
-        queue=queue,
-        meta=_meta(parent, policy.meta_keys, options) if policy.meta_keys else {},
-        idempotency_key=unique_options.get("idempotency_key"),
+        name,
+        tuple(request.args or ()),
+        request.kwargs or {},
+        signature,
+        queue,
+        _meta(parent, policy.meta_keys, options) if policy.meta_keys else {},
+        unique_options.get("idempotency_key"),
     )
     ttl, scope = unique_options.get("idempotency_ttl"), settings.idempotency_scope
     identity = identify(call, policy, settings.key_secret, scope, ttl)

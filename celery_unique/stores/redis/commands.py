@@ -62,11 +62,15 @@ class Commands:
         self, script: Script, key: str, *arguments: str | int, more_keys: tuple[str, ...] = ()
     ) -> Any:
         command = self.command(script, (*self._layout.names_of(key), *more_keys), *arguments)
+        return self.run_one(script, command)
+
+    def run_one(self, script: Script, command: Command, resend: Resend | None = None) -> Any:
+        """The reply to one command; raises StoreUnavailable for an error."""
         if not self.buffer.is_empty:
-            return self.check(self.run_all(script, [command]))[0]
-        replies = self._connections.exchange([command])
+            return self.check(self.run_all(script, [command], resend))[0]
+        replies = self._connections.exchange([command], resend)
         if isinstance(replies[0], Exception):
-            replies = self.check(self._repaired(script, [command], replies, None))
+            replies = self.check(self._repaired(script, [command], replies, resend))
         return replies[0]
 
     def run_all(

@@ -149,7 +149,7 @@ class RedisStore:
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
         command = self._acquire_command(key, claim)
-        [reply] = self._commands.run_all(scripts.ACQUIRE, [command], _resend)
+        reply = self._commands.run_one(scripts.ACQUIRE, command, _resend)
         return self._acquired(key, reply, claim)
 
     def acquire_many(
@@ -188,10 +188,7 @@ class RedisStore:
         return acquired
 
     def _publish_command(self, key: str, claim: Claim, push: Push) -> Command:
-        names = self._layout.names_of(key)
-        return self._commands.command(
-            scripts.PUBLISH,
-            (*names, push.queue, self._layout.receipt_of(key, push.attempt)),
+        arguments = (
             claim.task_id,
             claim.task_name,
             claim.states,
@@ -204,10 +201,13 @@ class RedisStore:
             push.tail,
             _flag(claim.again),  # the last one: see _resend
         )
+        names = self._layout.names_of(key)
+        receipt = self._layout.receipt_of(key, push.attempt)
+        return self._commands.command(scripts.PUBLISH, (*names, push.queue, receipt), *arguments)
 
     def probe(self, key: str, claim: Claim) -> Acquired | None:
         command = (*self._acquire_command(key, claim)[:-1], "?")
-        [reply] = self._commands.run_all(scripts.ACQUIRE, [command])
+        reply = self._commands.run_one(scripts.ACQUIRE, command)
         return None if reply is None else self._acquired(key, reply, claim)
 
     def withdraw(
