@@ -7,23 +7,30 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlencode
 
+import kombu
 import pytest
 import redis
 from celery import Celery, group, signals
 from kombu import Connection, Exchange, Queue
+from kombu.transport.redis import Channel
 
 from celery_unique import StoreUnavailable, apply_many, manifest
 from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
 from celery_unique.publish.atomic import why_two_steps
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
-from celery_unique.stores.base import LONGEST_TEXT
+from celery_unique.stores.base import LONGEST_TEXT, Start
 from tests.support import RedisServer, eventually
 from tests.support.app import define, make_app, working
 from tests.support.proxy import TcpProxy
 
 pytestmark = pytest.mark.server
+
+
+def _for_redis_py(url: str) -> str:
+    return url.replace("redis+socket:", "unix:").replace("virtual_host=", "db=")
 
 
 class Place:
@@ -32,7 +39,7 @@ class Place:
     def __init__(self, url: str, **conf: Any) -> None:
         options = {"broker": url, "backend": url, **conf}
         self.app: Celery = make_app(**options)
-        self.redis = redis.Redis.from_url(url)
+        self.redis = redis.Redis.from_url(_for_redis_py(url))
         self.task = define(self.app, unique=True)
         self.queue: str = self.app.conf.task_default_queue
         #: How many messages the store was handed.
@@ -276,6 +283,68 @@ def test_the_message_is_in_the_list_that_kombu_reads(place_at, redis_url, option
         result.get(timeout=20)
 
 
+@pytest.fixture(params=["TLS", "unix socket"])
+def private_url(request, tls_redis_server, start_server) -> str:
+    """Of a server that is reached otherwise than by plain TCP, and of no other test."""
+    if request.param == "TLS":
+        options = {**tls_redis_server.tls_options(), "ssl_cert_reqs": "required"}
+        return f"rediss://127.0.0.1:{tls_redis_server.port}/7?{urlencode(options)}"
+    server = start_server(RedisServer, extra_args=("--unixsocket", "redis.sock"))
+    return f"redis+socket://{server.directory}/redis.sock?virtual_host=2"
+
+
+def test_tls_and_unix_sockets(place_at, private_url):
+    place = place_at(private_url)
+
+    first = place.task.delay(1)
+
+    assert place.task.delay(1).id == first.id
+    assert (place.pushed, [task.pending for task in place.tasks().values()]) == (1, [False])
+    with working(place.app):
+        first.get(timeout=20)
+        eventually(lambda: not place.tasks())
+
+
+# -- both ways ---------------------------------------------------------------------------
+
+
+def both_ways(place: Place) -> dict[str, Any]:
+    """What calls get that replace, run again, follow, wait for an ETA, or are made together."""
+    options = {"unique": True, "unique_on": "shop_id"}
+    latest = define(place.app, "shop.latest", **options, unique_on_conflict="replace")
+    rerun = define(place.app, "shop.rerun", **options, unique_on_conflict="rerun")
+    seen: dict[str, Any] = {}
+    results = [latest.apply_async((1, full), countdown=600) for full in (False, True)]
+    seen["replace"] = [result.outcome for result in results], results[0].state
+    running = rerun.delay(1)
+    start = Start(running.id, "here/1/boot/1", "shop.rerun", 60_000, 60_000)
+    place.store.flush()
+    place.store.start(running.unique_key, start)
+    results = [rerun.delay(1, True), rerun.delay(1, False)]
+    seen["rerun"] = [(result.outcome, result.holder_state) for result in results]
+    later = place.task.apply_async((2,), countdown=600)
+    place.store.flush()
+    seen["ETA"] = later.outcome, place.task.delay(2).holder_state, place.tasks()[later.id].eta > 0
+    holder = place.task.delay(3)
+    [member] = group([place.task.s(3)]).apply_async().results
+    seen["followers"] = [found == (member.id, holder.id) for found in followers(place)]
+    batch = apply_many([place.task.s(shop) for shop in (4, 5, 4, 3)])
+    seen["apply_many"] = [result.outcome for result in batch]
+    place.store.flush()
+    seen["messages"] = [message["headers"]["task"] for message in place.messages()]
+    seen["headers"] = [header.get("outcome") or "" for header in place.headers()]
+    seen["tasks"] = sorted((task.task_name, str(task.state)) for task in place.tasks().values())
+    return seen
+
+
+def test_both_ways_give_calls_the_same(place_at, redis_server):
+    one_act = place_at(redis_server.fresh_url())
+    two_steps = place_at(redis_server.fresh_url(), unique_atomic_publish=False)
+
+    assert both_ways(one_act) == both_ways(two_steps)
+    assert (one_act.pushed > 8, two_steps.pushed) == (True, 0)
+
+
 # -- two steps ---------------------------------------------------------------------------
 
 
@@ -385,6 +454,36 @@ def test_a_long_message(place):
     assert message["headers"][HEADER]["at"] > 0
 
 
+@pytest.mark.skipif(kombu.VERSION[:2] < (5, 7), reason="kombu expires queues since 5.7")
+def test_a_queue_that_expires(place_at, redis_url):
+    """kombu extends its expiry with each message."""
+    queue = Queue("short-lived", Exchange(""), "short-lived", expires=600)
+    place = place_at(redis_url, task_queues=[queue], task_default_queue="short-lived")
+
+    first = _expecting_two_steps(place, lambda: place.task.delay(1))
+
+    assert place.task.delay(1).id == first.id
+    assert len(place.messages()) == 1
+    assert 0 < place.redis.pttl("short-lived") <= 600_000
+
+
+def test_kombu_repeats_the_second_of_two_steps(place, monkeypatch):
+    """The connection to the broker breaks between the acquire and the push."""
+    lpush, failures = redis.Redis.lpush, [ConnectionError("reset by peer")]
+
+    def broken_once(client: Any, *arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return lpush(client, *arguments)
+
+    monkeypatch.setattr(redis.Redis, "lpush", broken_once)
+    result = _expecting_two_steps(place, lambda: place.task.delay("x" * LONGEST_TEXT))
+
+    assert (result.outcome, failures) == ("created", [])
+    assert [message["headers"]["id"] for message in place.messages()] == [result.id]
+    assert [(i, task.pending) for i, task in place.tasks().items()] == [(result.id, False)]
+
+
 @contextmanager
 def receiver_of(signal: Any) -> Iterator[list[str]]:
     sent: list[str] = []
@@ -458,7 +557,6 @@ def test_a_broker_that_was_failed_over_to(place_at, redis_server, start_server):
 
 def test_a_channel_of_the_users_own(place, monkeypatch):
     """It pushes by itself: the call is made without a lock, once, and it is reported."""
-    from kombu.transport import redis as transport
 
     def put(channel: Any, queue: str, message: dict[str, Any], **_: Any) -> None:
         message["headers"] = dict(message["headers"])
@@ -468,9 +566,19 @@ def test_a_channel_of_the_users_own(place, monkeypatch):
     coordinator = state_of(place.app).part(UniqueTaskCoordinator)
     assert coordinator.atomic is not None
     with monkeypatch.context() as patch:
-        patch.setattr(transport.Channel, "_put", put)
+        patch.setattr(Channel, "_put", put)
         assert place.task.delay(1).outcome == "bypassed"
     assert coordinator.atomic is None
+    assert place.task.delay(1).outcome == "created"
+
+
+def test_a_message_that_is_routed_to_no_queue(place):
+    """Nothing would release its lock: the call has none, and that is reported."""
+    nowhere = Exchange("nowhere", type="direct")
+
+    result = place.task.apply_async((1,), exchange=nowhere, routing_key="unbound")
+
+    assert (result.outcome, place.tasks(), place.messages()) == ("bypassed", {}, [])
     assert place.task.delay(1).outcome == "created"
 
 

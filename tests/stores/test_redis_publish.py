@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,6 +15,7 @@ from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import Acquired, Push, ResultWrite
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore
+from celery_unique.stores.redis.layout import Layout
 from celery_unique.testing.store_contract.factories import (
     MINUTE,
     QUEUE_LEASE,
@@ -29,6 +31,7 @@ from celery_unique.testing.store_contract.factories import (
     task_of,
 )
 from tests.stores.timing import PATIENCE_S
+from tests.support import RedisServer, eventually
 
 pytestmark = pytest.mark.server
 
@@ -213,6 +216,36 @@ def test_a_full_server_refuses_without_a_trace(store, client, key):
     assert isinstance(refused, StoreUnavailable)
     assert not isinstance(refused, UnreadableRecord)
     assert client.dbsize() == before
+
+
+def test_a_publish_that_is_killed_has_not_pushed(start_server):
+    """SCRIPT KILL ends a script that has written nothing; a longer one cannot be killed."""
+    server = start_server(RedisServer, extra_args=("--lua-time-limit", "1"))
+    key, many = fresh_key(), 400_000
+    with closing(RedisStore.from_url(server.url, timeout_s=60)) as store, server.client() as client:
+        call(store, fresh_key(), "first", queue="other")  # the server has the script
+        record = Layout("", "").name_of(key)
+        until = int(time.time() * 1000) + MINUTE * 10
+        for first in range(0, many, 50_000):
+            marks = {f"m:{n}": f'["done",{until}]' for n in range(first, first + 50_000)}
+            client.hset(record, mapping=marks)
+
+        wait = store.begin_publish([(key, claim("a"), push("a"))])
+        eventually(lambda: _is_killed(server), timeout=60)
+        [killed] = wait()
+
+        assert isinstance(killed, StoreUnavailable)
+        assert not isinstance(killed, UnreadableRecord)
+        assert (client.llen(QUEUE), client.hlen(record)) == (0, many)
+        assert store.withdraw(key, "a", "a", MINUTE) == "withdrawn"
+
+
+def _is_killed(server: RedisServer) -> bool:
+    with server.client() as client:
+        try:
+            return bool(client.script_kill())
+        except redis.ResponseError:  # it has not been running for long enough
+            return False
 
 
 def test_a_script_flush_is_survived(store, client, key):

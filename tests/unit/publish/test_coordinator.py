@@ -9,53 +9,13 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from celery_unique import DuplicateTask, IdempotencyKeyConflict, StoreUnavailable, UniquePolicy
-from celery_unique.config.leases import Leases
 from celery_unique.config.settings import UniqueSettings
-from celery_unique.header import HEADER
 from celery_unique.publish import coordinator as module
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
-from celery_unique.publish.request import PublishRequest
-from celery_unique.stores.base import Acquired, Start
+from celery_unique.stores.base import Start
 from celery_unique.stores.circuit_breaker import StoreSkipped
-from celery_unique.stores.memory import MemoryStore
 from tests.support import eventually
-
-LEASES = Leases(
-    queue_ms=60_000, run_ms=10_000, grace_ms=5_000, retention_ms=1, visibility_ms=60_000
-)
-KEY = "1:00"
-
-
-class Journal(MemoryStore):
-    """A memory store that records its acts beside the messages, and fails on request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.acts: list[str] = []
-        self.broken: set[str] = set()
-        self.late: set[str] = set()  # sent, and not applied yet
-
-    def note(self, name: str) -> None:
-        self.acts.append(name)
-        if name in self.broken:
-            raise StoreUnavailable("away", store="journal")
-
-    def acquire(self, *args: Any) -> Acquired:
-        self.note("acquire")
-        return super().acquire(*args)
-
-    def confirm(self, *args: Any) -> None:
-        self.note("confirm")
-        if "confirm" not in self.late:
-            super().confirm(*args)
-
-    def give_back(self, *args: Any) -> Any:
-        self.note("give_back")
-        return super().give_back(*args)
-
-    def help(self, *args: Any) -> Any:
-        self.note("help")
-        return super().help(*args)
+from tests.unit.publish.journal import KEY, LEASES, Journal, call
 
 
 @pytest.fixture
@@ -67,20 +27,6 @@ def store() -> Journal:
 def coordinator(store: Journal, monkeypatch: pytest.MonkeyPatch) -> UniqueTaskCoordinator:
     monkeypatch.setattr(module, "READ_AGAIN_AFTER_S", ())
     return UniqueTaskCoordinator(SimpleNamespace(), UniqueSettings(), store, LEASES)
-
-
-def call(store: Journal, task_id: str, **fields: Any) -> PublishRequest:
-    def send_task(name: str, args: Any, kwargs: Any, **options: Any) -> Any:
-        store.note("send")
-        return SimpleNamespace(id=options["task_id"], header=options["headers"][HEADER])
-
-    state: Any = SimpleNamespace(app=None, sends_sent_events=False)
-    request = PublishRequest(state, send_task, "shop.rebuild", (), {}, {}, task_id, KEY)
-    request.policy = UniquePolicy()
-    request.grace_ms, request.lease_ms = LEASES.grace_ms, LEASES.queue_ms
-    for name, value in fields.items():
-        setattr(request, name, value)
-    return request
 
 
 def test_a_new_call_acquires_publishes_and_confirms(store, coordinator):
