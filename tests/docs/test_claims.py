@@ -123,7 +123,8 @@ def test_a_lock_that_has_waited_for_an_hour_is_told_with_the_cure(caplog):
     with caplog.at_level(logging.WARNING):
         task.delay(7)
 
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    ours = [r for r in caplog.records if r.name == "celery_unique"]
+    warnings = [r.getMessage() for r in ours if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "has waited for 61 minutes" in warnings[0]
     assert "unique release --task-id" in warnings[0]
