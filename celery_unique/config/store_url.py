@@ -19,8 +19,6 @@ _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 _MEANT = {
     "postgres": "postgresql",
     "psycopg": "postgresql",
-    "valkey": "redis",
-    "valkeys": "rediss",
     "unix": "redis",
     "inmemory": "memory",
     "locmem": "memory",
@@ -38,6 +36,7 @@ def store_url(app: Any, settings: UniqueSettings) -> tuple[str, dict[str, Any]]:
     - ``ssl``: True or a mapping of ``ssl_*`` options, for a connection that is encrypted
     - ``key_prefix``: put before every key (``global_keyprefix``)
     - ``username``, ``password``: where the URL has none
+    - ``credential_provider``: an object of redis-py, or the name of its class
     - ``master_name``, ``sentinel_kwargs``, ``min_other_sentinels``: for ``sentinel://``
     """
     if settings.store_url is not None:
@@ -127,6 +126,9 @@ def _backend_options(conf: Any) -> dict[str, Any]:
 
 
 def _backend_credentials(conf: Any, url: str) -> dict[str, Any]:
+    provider = conf.get("redis_backend_credential_provider")
+    if provider:
+        return {"credential_provider": provider}
     if "@" in url:  # those of the URL win, as in Celery
         return {}
     credentials = {name: conf.get(f"redis_{name}") for name in ("username", "password")}
@@ -150,6 +152,9 @@ def _transport_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     renamed = {"key_prefix": options.get("global_keyprefix")}
     same = {
         name: options.get(name)
-        for name in ("master_name", "sentinel_kwargs", "min_other_sentinels")
+        for name in (
+            *("master_name", "sentinel_kwargs", "min_other_sentinels"),
+            "credential_provider",
+        )
     }
     return {name: value for name, value in {**renamed, **same}.items() if value}

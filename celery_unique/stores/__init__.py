@@ -17,6 +17,8 @@ BUILT_IN = {
     "rediss": "celery_unique.stores.redis:RedisStore",
     "redis+cluster": "celery_unique.stores.redis:ClusterStore",
     "rediss+cluster": "celery_unique.stores.redis:ClusterStore",
+    "valkey": "celery_unique.stores.redis:RedisStore",
+    "valkeys": "celery_unique.stores.redis:RedisStore",
     "sentinel": "celery_unique.stores.redis:SentinelStore",
     "sqlite": "celery_unique.stores.sql:SqlStore",
     "postgresql": "celery_unique.stores.sql:SqlStore",

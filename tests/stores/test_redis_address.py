@@ -25,6 +25,7 @@ from celery_unique.testing.store_contract.factories import (
 )
 from tests.stores.timing import PATIENCE_S
 from tests.support import RedisServer
+from tests.support.credentials import Passwords
 from tests.support.server import HOST, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
@@ -167,3 +168,65 @@ def test_without_the_redis_package_the_error_names_the_command():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert 'pip install "celery-unique-tasks[redis]"' in done.stderr
+
+
+# -- other names and credentials ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("valkey", "same"),
+    [("valkey://host:7000/2", "redis://host:7000/2"), ("valkeys://host/0", "rediss://host/0")],
+)
+def test_valkey_is_another_name_of_redis(valkey, same):
+    stores = [open_store(url) for url in (valkey, same)]
+
+    assert stores[0].fingerprint() == stores[1].fingerprint()
+    assert stores[0].address == stores[1].address
+
+
+def test_a_valkey_url_leads_to_its_server(valkey_url):
+    store = open_store(valkey_url.replace("redis://", "valkey://"), timeout_s=PATIENCE_S)
+
+    assert store.acquire(fresh_key(), claim("t-1")).outcome == "created"
+
+
+def test_the_credentials_of_a_connection_are_those_of_the_moment(start_server, monkeypatch):
+    server = start_server(RedisServer)
+    admin = server.client()
+    admin.execute_command("ACL", "SETUSER", "shop", "on", ">first", "~*", "+@all")
+    passwords = Passwords()
+    store = open_store(
+        f"redis://ignored:ignored@{HOST}:{server.port}/0",
+        timeout_s=PATIENCE_S,
+        credential_provider=passwords,
+    )
+    key = fresh_key()
+
+    assert store.acquire(key, claim("t-1")).outcome == "created"
+    admin.execute_command("ACL", "SETUSER", "shop", ">second", "<first")
+    admin.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(StoreUnavailable, match="refused: "):
+        store.read(key)
+    monkeypatch.setattr(Passwords, "password", "second")
+    assert len(store.read(key)[0].tasks) == 1
+
+
+def test_a_provider_that_fails_is_an_unavailable_store(redis_url):
+    passwords = Passwords()
+    passwords.error = LookupError("the token service does not answer")
+    store = open_store(redis_url, credential_provider=passwords)
+
+    with pytest.raises(StoreUnavailable, match="the token service does not answer"):
+        store.read(fresh_key())
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("builtins.dict", "is not a redis.CredentialProvider"),
+        ("tests.nowhere.Provider", "'tests.nowhere.Provider' cannot be made: No module named"),
+    ],
+)
+def test_a_wrong_provider_is_a_configuration_error(query, said):
+    with pytest.raises(ConfigurationError, match=said):
+        open_store(f"redis://host/0?credential_provider={query}")

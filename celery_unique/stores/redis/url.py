@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 import redis
+from kombu.utils.imports import symbol_by_name
 from redis.connection import AbstractConnection, UnixDomainSocketConnection, parse_url
+from redis.credentials import CredentialProvider
 
 from celery_unique.exceptions import (
     ConfigurationError,
@@ -53,7 +55,8 @@ NOT_OF_A_CONNECTION = IGNORED | {
 
 #: redis-py's connections have more, whose values cannot be written in a URL.
 IN_A_URL = (
-    *("db", "username", "password", "client_name", "socket_keepalive", "socket_read_size"),
+    *("db", "username", "password", "credential_provider"),
+    *("client_name", "socket_keepalive", "socket_read_size"),
     *("ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_certfile"),
     *("ssl_keyfile", "ssl_password", "ssl_check_hostname", "ssl_min_version", "ssl_ciphers"),
     *("ssl_include_verify_flags", "ssl_exclude_verify_flags"),
@@ -120,13 +123,44 @@ class Address:
 
 def address_of(url: str, *, ssl: TlsOptions, **options: Any) -> Address:
     """Read the URL; its options override the others, as in redis-py."""
-    given = {**options, **_from_url(url)}
+    given = _with_provider({**options, **_from_url(url)})
     if isinstance(ssl, Mapping):  # its names come with and without ssl_
         given |= {name if name.startswith("ssl_") else f"ssl_{name}": ssl[name] for name in ssl}
     connection_class = given.get("connection_class", redis.Connection)
     if ssl and connection_class is redis.Connection:
         connection_class = redis.SSLConnection  # as kombu: redis:// with broker_use_ssl
     return address_with(connection_class, given)
+
+
+def _with_provider(given: dict[str, Any]) -> dict[str, Any]:
+    """As kombu and Celery: the name of a class becomes an object, which replaces user and
+    password. redis-py calls it for each connection, so that it may return new ones."""
+    provider = given.get("credential_provider")
+    if not provider:
+        return given
+    if isinstance(provider, str):
+        try:
+            provider = symbol_by_name(provider)()
+        except Exception as error:
+            raise wrong_url(f"credential_provider {provider!r} cannot be made: {error}") from error
+    if not isinstance(provider, CredentialProvider):
+        raise wrong_url("credential_provider is not a redis.CredentialProvider")
+    rest = {name: given[name] for name in given if name not in ("username", "password")}
+    return {**rest, "credential_provider": _Credentials(provider)}
+
+
+class _Credentials(CredentialProvider):
+    """Those of the user's provider, whose errors mean that the store is unavailable."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            name = type(self._provider).__name__
+            raise redis.AuthenticationError(f"{name} returned no credentials: {error}") from error
 
 
 def address_with(connection_class: type[AbstractConnection], given: Mapping[str, Any]) -> Address:
@@ -182,7 +216,8 @@ def _from_url(url: str) -> dict[str, Any]:
     scheme, _, rest = url.partition(":")
     if scheme == "redis+socket":  # Celery's spelling
         scheme, rest = "unix", rest.replace("virtual_host=", "db=")
-    scheme, url = scheme.lower(), f"{scheme.lower()}:{rest}"
+    scheme = scheme.lower().replace("valkey", "redis")
+    url = f"{scheme}:{rest}"
     if scheme not in ("redis", "rediss", "unix"):
         raise wrong_url(f"the scheme {scheme!r} is not one of redis, rediss, redis+socket")
     try:

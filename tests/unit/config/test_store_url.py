@@ -84,6 +84,24 @@ FOUND = [
         },
     ),
     ({"broker_url": "amqp://", "result_backend": REDIS, "redis_password": "other"}, REDIS, {}),
+    (
+        {
+            "broker_url": "amqp://",
+            "result_backend": REDIS,
+            "redis_password": "pw",
+            "redis_backend_credential_provider": "shop.aws.IAM",
+        },
+        REDIS,
+        {"credential_provider": "shop.aws.IAM"},
+    ),
+    (
+        {
+            "broker_url": REDIS,
+            "broker_transport_options": {"credential_provider": "shop.aws.IAM"},
+        },
+        REDIS,
+        {"credential_provider": "shop.aws.IAM"},
+    ),
 ]
 
 
@@ -131,8 +149,7 @@ def test_where_there_is_none_it_says_what_to_set(conf, said):
     [
         ("reids", "redis"),
         ("redsis", "redis"),
-        ("valkey", "redis"),
-        ("valkeys", "rediss"),
+        ("valky", "valkey"),
         ("postgres", "postgresql"),
         ("postgresq+psycopg", "postgresql"),
         ("sqlite3", "sqlite"),
