@@ -32,6 +32,8 @@ REPLACES ?= 100000
 # make test-many interrupts calls at every Nth point (all: at each, which takes some twenty minutes);
 # make test does so once for each line.
 INTERRUPTS ?= 5
+# How many ticks of each kind of beat make test-beats waits for; make test waits for a few.
+TICKS ?= 300
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -41,7 +43,7 @@ DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test all-tests test-fast test-versions test-django test-many chaos prove bench bench-docs lint docs services
+.PHONY: help demo example test all-tests test-fast test-versions test-django test-many test-beats chaos prove bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +79,9 @@ test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 
 	CELERY_UNIQUE_MANY=$(MANY) CELERY_UNIQUE_REPLACES=$(REPLACES) CELERY_UNIQUE_INTERRUPTS=$(INTERRUPTS) \
 	    $(BIN)/python -m pytest tests/workers/canvas/test_many.py tests/workers/test_many_replaces.py \
 	    tests/integration/test_interrupts.py $(ARGS)
+
+test-beats: services .venv/.installed-dev ## Three beats of each kind, killed, stopped and with clocks apart: 300 ticks each, in about half an hour
+	CELERY_UNIQUE_TICKS=$(TICKS) $(BIN)/python -m pytest tests/workers/test_beats.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -27,7 +27,7 @@ from .leases import Leases
 from .settings import UniqueSettings, read_settings, warn_unknown_settings
 from .store_url import store_url
 
-_ATTRIBUTE = "_celery_unique"
+STATE_ATTRIBUTE = "_celery_unique"
 
 MOST_JOINED = 10_000
 
@@ -222,15 +222,15 @@ class AppState:
 
 def make_state(app: Any) -> AppState:
     """The state of an app, made on the first call."""
-    app_state = app.__dict__.get(_ATTRIBUTE)
+    app_state = app.__dict__.get(STATE_ATTRIBUTE)
     if app_state is None:
-        app_state = app.__dict__[_ATTRIBUTE] = AppState(app)
+        app_state = app.__dict__[STATE_ATTRIBUTE] = AppState(app)
     return app_state  # type: ignore[no-any-return]
 
 
 def state_of(app: Any) -> AppState:
     """The state of an installed app."""
-    app_state = app.__dict__.get(_ATTRIBUTE)
+    app_state = app.__dict__.get(STATE_ATTRIBUTE)
     if app_state is None:
         raise ConfigurationError(
             "celery_unique is not installed in this Celery app: call celery_unique.install(app) "

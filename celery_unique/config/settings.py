@@ -233,6 +233,13 @@ SETTINGS: dict[str, Setting] = {
         "The library is new in a system, and what it would skip shall be seen first.",
         "False",
     ),
+    "unique_beat": Setting(
+        _flag,
+        False,
+        "Whether a tick of a periodic task is published once, however many beats run.",
+        "Several beats shall run, so that one may fail.",
+        "False",
+    ),
     "unique_atomic_publish": Setting(
         _flag,
         True,
@@ -309,6 +316,7 @@ class UniqueSettings:
     on_store_error: str = "raise"
     enabled: bool = True
     dry_run: bool = False
+    beat: bool = False
     atomic_publish: bool = True
     guard: bool | str = False
     eager: bool = False

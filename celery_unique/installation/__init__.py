@@ -24,10 +24,13 @@ object                              replaced or set by             for
 ``qos.append, ack`` of a channel    ``worker.ack``                 records of unique messages
 ``consumer.on_decode_error``        ``worker.bootstrap``           messages that cannot be read
 remote control ``revoke``           ``worker.bootstrap``           revokes of other programs
+``apply_async`` of a scheduler      ``publish.beat_ticks``         ``unique_beat``
+``is_due`` of Celery's intervals    ``publish.beat_ticks``         ``unique_beat``
 ==================================  =============================  ==============================
 
-All of them are of one app, or of an object of it, except ``Context.unique`` and ``_put``; those of
-``worker`` exist only in a worker. Everything else is a receiver of a documented signal.
+All of them are of one app, or of an object of it, except ``Context.unique``, ``_put`` and those of
+``beat_ticks``; those of ``worker`` exist only in a worker, ``is_due`` only in a beat. Everything
+else is a receiver of a documented signal.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ plain attribute of the app would be lost in the children of a pool that spawns.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from celery import signals
@@ -49,6 +50,7 @@ class UniqueFixup:
         signals.celeryd_init.connect(self.on_celeryd_init, dispatch_uid=object())
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
+        app.on_after_finalize.connect(self.on_finalize, weak=False, dispatch_uid=object())
         signals.worker_process_shutdown.connect(
             self.on_worker_process_shutdown, dispatch_uid=object()
         )
@@ -81,6 +83,22 @@ class UniqueFixup:
     def on_beat_init(self, sender: Any = None, **_: Any) -> None:
         if sender is not None and sender.app is self.app:
             _check_store(self.app_state)
+            self._hook_schedulers(type(sender.scheduler))
+
+    def on_finalize(self, **_: Any) -> None:
+        """For a scheduler that runs without Celery's beat service."""
+        with suppress(ConfigurationError):  # raised by the first call, or by a worker
+            self._hook_schedulers(None)
+
+    def _hook_schedulers(self, scheduler: type[Any] | None) -> None:
+        if self.app_state.settings.beat:
+            from celery.beat import Scheduler
+
+            from celery_unique.publish.beat_ticks import align_intervals, publish_ticks_once
+
+            publish_ticks_once(scheduler or Scheduler)
+            if scheduler is not None:
+                align_intervals()
 
 
 def _check_store(app_state: AppState) -> None:

@@ -1,0 +1,98 @@
+"""The app of a beat in a process of its own: ``celery -A tests.workers.beat_app beat``.
+
+Its configuration is in the environment, as JSON: the broker, the kind of beat, the schedule, and
+how far its clock is ahead of the machine's and how fast it runs. (libfaketime does not work with
+the condition variables of Python.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Celery
+from celery.schedules import BaseSchedule, crontab
+
+import celery_unique
+
+SETTINGS: dict[str, Any] = json.loads(os.environ["BEAT_APP"])
+
+OFFSET_S = float(os.environ.get("BEAT_OFFSET_S", "0"))
+
+
+def now_here(*_: Any) -> datetime:
+    """The time by the clock of this beat."""
+    now = time.time()
+    return datetime.fromtimestamp(
+        now + OFFSET_S + (now - SETTINGS["began"]) * (SETTINGS["speed"] - 1), UTC
+    )
+
+
+#: Entry name -> task.
+ENTRIES = {"every tick": "shop.plain", "its own policy": "shop.unique"}
+
+if SETTINGS.get("django"):
+    from django.conf import settings
+
+    if not settings.configured:
+        import django
+
+        settings.configure(
+            INSTALLED_APPS=["django.contrib.contenttypes", "django_celery_beat"],
+            DATABASES={
+                "default": {
+                    "ENGINE": "django.db.backends.sqlite3",
+                    "NAME": SETTINGS["django"],
+                    "OPTIONS": {"timeout": 30},
+                }
+            },
+            USE_TZ=True,
+            DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+        )
+        django.setup()
+
+    from django_celery_beat.schedulers import ModelEntry
+
+    ModelEntry._default_now = now_here
+
+
+def schedule_of(seconds: float | None) -> Any:
+    return crontab() if seconds is None else seconds
+
+
+BaseSchedule.now = now_here  # type: ignore[method-assign]
+app = Celery("beats", broker=SETTINGS["broker"], backend=SETTINGS["broker"], set_as_current=True)
+app.now = now_here
+app.conf.update(
+    beat_schedule={
+        name: {"task": task, "schedule": schedule_of(SETTINGS["every_s"]), "args": (7,)}
+        for name, task in ENTRIES.items()
+    },
+    task_default_queue="ticks",
+    # A clock of sixty seconds a second is looked at often enough.
+    beat_max_loop_interval=0.1,
+    redbeat_redis_url=SETTINGS["broker"],
+    redbeat_lock_key=None,
+    redbeat_key_prefix="redbeat:",
+    unique_beat=SETTINGS["unique_beat"],
+    **SETTINGS.get("conf", {}),
+)
+celery_unique.install(app)
+
+
+@app.task(name="shop.plain", ignore_result=True)
+def plain(shop_id: int) -> None: ...
+
+
+# Its window is shorter than a tick: it finds no duplicate among the ticks.
+@app.task(
+    name="shop.unique",
+    unique=True,
+    unique_for=0.001,
+    unique_states="until_done",
+    ignore_result=True,
+)
+def unique(shop_id: int) -> None: ...

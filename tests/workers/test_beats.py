@@ -1,0 +1,195 @@
+"""Several beats publish each tick once: Celery's own, django-celery-beat's and RedBeat.
+
+The beats are killed, stopped and started again, and their clocks are apart. A crontab has minutes,
+so its clock runs sixty times as fast. ``make test-beats`` runs 300 ticks of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_unique.header import HEADER
+from celery_unique.keys.digest import key_of
+from tests.support import RedisServer, eventually
+from tests.support.worker import REPOSITORY
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
+
+#: How many ticks, one second apart.
+TICKS = int(os.environ.get("CELERY_UNIQUE_TICKS", "12"))
+#: How far the clocks of the beats are apart, in their own seconds.
+OFFSETS_S = (-1, 0, 1)
+
+KINDS = {
+    "celery": "celery.beat:PersistentScheduler",
+    "django": "django_celery_beat.schedulers:DatabaseScheduler",
+    "redbeat": "redbeat.RedBeatScheduler",
+}
+
+
+class Beats:
+    """Three beats, and the messages that they publish."""
+
+    def __init__(
+        self, url: str, directory: Path, kind: str, every_s: float | None, unique_beat: bool = True
+    ) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self._kind, self._directory = kind, directory
+        #: How fast the clock of a beat runs, and from when: all clocks have the same beginning.
+        self._speed = 60 if every_s is None else 1
+        self._tick_s = 60 if every_s is None else every_s
+        self._began = time.time()
+        self.settings: dict[str, Any] = {
+            "broker": url,
+            "every_s": every_s,
+            "unique_beat": unique_beat,
+            "began": self._began,
+            "speed": self._speed,
+        }
+        if kind == "django":
+            self.settings["django"] = str(directory / "beat.sqlite3")
+            self._migrate()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _environment(self, number: int | None) -> dict[str, str]:
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "BEAT_APP": json.dumps(self.settings)}
+        if number is not None:
+            env["BEAT_OFFSET_S"] = str(OFFSETS_S[number])
+        return env
+
+    def _migrate(self) -> None:
+        code = (
+            "from tests.workers.beat_app import app\n"
+            "from django.core.management import call_command\n"
+            "call_command('migrate', verbosity=0)\n"
+        )
+        subprocess.run([sys.executable, "-c", code], env=self._environment(None), check=True)
+
+    def start(self, number: int) -> None:
+        schedule = ["--schedule", str(self._directory / f"schedule{number}")]
+        with (self._directory / f"beat{number}.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "celery", "-A", "tests.workers.beat_app", "beat"),
+                    *("--scheduler", KINDS[self._kind], "--loglevel", "INFO", "--pidfile="),
+                    *(schedule if self._kind == "celery" else ()),
+                ],
+                env=self._environment(number),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def signal(self, number: int, sent: signal.Signals) -> None:
+        self._processes[number].send_signal(sent)
+
+    def kill(self, number: int) -> None:
+        self.signal(number, signal.SIGKILL)
+        self._processes[number].wait()
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    # -- what they published ------------------------------------------------------------
+
+    def messages(self, task: str) -> list[dict[str, Any]]:
+        texts = self.redis.lrange("ticks", 0, -1)[::-1]
+        return [each for each in map(json.loads, texts) if each["headers"]["task"] == task]
+
+    def ticks(self) -> Counter[int]:
+        """Nominal time -> how many messages of the plain task."""
+        now = time.time() + (time.time() - self._began) * (self._speed - 1)
+        last = int(now // self._tick_s) + 10
+        nominal_of = {}
+        for n in range(last - (TICKS + 200) * 2, last):
+            nominal = round(n * self._tick_s)
+            text = json.dumps(
+                {"key": f"every tick@{nominal}", "type": "shop.plain"}, separators=(",", ":")
+            )
+            nominal_of[key_of(text)] = nominal
+        keys = [each["headers"][HEADER]["key"] for each in self.messages("shop.plain")]
+        return Counter(nominal_of[key] for key in keys)
+
+    def missed(self, ticks: Counter[int]) -> list[int]:
+        step = round(self._tick_s)
+        return [at for at in range(min(ticks), max(ticks), step) if at not in ticks]
+
+
+@pytest.fixture
+def beats_of(redis_server: RedisServer, tmp_path: Path) -> Iterator[Any]:
+    made: list[Beats] = []
+
+    def make(*args: Any, **options: Any) -> Beats:
+        made.append(Beats(redis_server.fresh_url(), tmp_path, *args, **options))
+        return made[-1]
+
+    yield make
+    for beats in made:
+        beats.close()
+
+
+@pytest.mark.parametrize("every_s", [1, None], ids=["interval", "crontab"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_tick_is_published_once(
+    beats_of: Any, kind: str, every_s: float | None, capsys: Any
+) -> None:
+    beats = beats_of(kind, every_s)
+    chance = random.Random(7)
+    beats.start(0)
+    # The others start once the entries exist: those of a shared kind are written by the first.
+    eventually(lambda: beats.messages("shop.plain"), timeout=60, message="no beat ticks")
+    beats.start(1)
+    beats.start(2)
+    killed = stopped = 0
+    while len(beats.ticks()) < TICKS:
+        victim = chance.randrange(3)
+        time.sleep(chance.uniform(0.5, 1.5))
+        if chance.random() < 0.5:
+            beats.kill(victim)
+            beats.start(victim)
+            killed += 1
+        else:
+            beats.signal(victim, signal.SIGSTOP)
+            time.sleep(chance.uniform(0.5, 2.5))
+            beats.signal(victim, signal.SIGCONT)
+            stopped += 1
+    ticks = beats.ticks()
+    beats.close()
+    of_policy = len(beats.messages("shop.unique"))
+
+    doubled = [at for at, times in ticks.items() if times > 1]
+    missed = beats.missed(ticks)
+    with capsys.disabled():
+        print(
+            f"\n{kind}, {'crontab' if every_s is None else 'interval'}: {len(ticks)} ticks, "
+            f"{len(missed)} missed, {len(doubled)} doubled, {killed} kills, {stopped} stops; "
+            f"with a policy of its own: {of_policy}"
+        )
+    assert (missed, doubled) == ([], [])
+    assert abs(of_policy - len(ticks)) <= 1  # one of the two may be on its way
+
+
+def test_without_the_setting_every_beat_publishes_each_tick(beats_of: Any) -> None:
+    beats = beats_of("celery", 1, unique_beat=False)
+    for number in range(3):
+        beats.start(number)
+
+    eventually(lambda: len(beats.messages("shop.plain")) >= 9, timeout=60, message="no ticks")
+
+    sent = [each["headers"] for each in beats.messages("shop.plain")]
+    assert not any(HEADER in headers for headers in sent)
