@@ -79,6 +79,18 @@ class Beats:
         subprocess.run([sys.executable, "-c", code], env=self._environment(None), check=True)
 
     def start(self, number: int) -> None:
+        """Return once it ticks: two others run all the time."""
+        before = self._starts(number)
+        self._launch(number)
+        eventually(
+            lambda: self._starts(number) > before, timeout=120, message="the beat does not start"
+        )
+
+    def _starts(self, number: int) -> int:
+        log = self._directory / f"beat{number}.log"
+        return log.read_text().count("beat: Starting...") if log.exists() else 0
+
+    def _launch(self, number: int) -> None:
         schedule = ["--schedule", str(self._directory / f"schedule{number}")]
         with (self._directory / f"beat{number}.log").open("ab") as log:
             self._processes[number] = subprocess.Popen(
