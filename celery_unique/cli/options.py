@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -36,10 +37,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Converters as functions: click's class for them is generic in some of its releases.
 
 
+_SHORT_DURATION = re.compile(r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
 def duration(value: Any) -> int:
-    """Milliseconds from seconds or ISO 8601."""
+    """Milliseconds from seconds, ISO 8601, or what people write: 10m, 1h30m."""
     if isinstance(value, int):
         return value
+    short = _SHORT_DURATION.fullmatch(value.strip().lower())
+    if short and any(short.groups()):
+        weeks, days, hours, minutes, seconds = (int(number or 0) for number in short.groups())
+        return (((weeks * 7 + days) * 24 + hours) * 3600 + minutes * 60 + seconds) * 1000
     if value in ("0", "PT0S"):  # not a duration of a policy, but an age
         return 0
     try:
@@ -50,7 +58,8 @@ def duration(value: Any) -> int:
         return milliseconds(parse_duration(number, "age"))
     except InvalidPolicy:
         raise click.BadParameter(
-            f"{printable(value)} is not a duration: give seconds (600) or ISO 8601 (PT10M)."
+            f"{printable(value)} is not a duration: "
+            "give 10m, 1h30m, seconds (600) or ISO 8601 (PT10M)."
         ) from None
 
 
@@ -169,7 +178,7 @@ selection_options = _together(
     click.option(
         "--older-than",
         type=duration,
-        help="Acquired at least this long ago: seconds, or ISO 8601 such as PT10M.",
+        help="Acquired at least this long ago: 10m, 1h30m, seconds, or ISO 8601 such as PT10M.",
     ),
     click.option("--newer-than", type=duration, help="Acquired at most this long ago, as above."),
     click.option("--task-id", metavar="ID", help="Held by this task."),

@@ -55,6 +55,12 @@ def _flag(name: str, value: object) -> bool:
     )
 
 
+def _count(name: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ConfigurationError(f"{name}: {shown(value)} is not a number: set 0 or more", setting=name)
+
+
 def _guard(name: str, value: object) -> bool | str:
     if isinstance(value, bool) or (isinstance(value, str) and value == "late"):
         return value
@@ -285,6 +291,14 @@ SETTINGS: dict[str, Setting] = {
         "Callers are not trusted with the ids of each other's tasks.",
         "False",
     ),
+    "unique_monitor_rows": Setting(
+        _count,
+        20,
+        "How many duplicates of one holder Flower and other monitors get a row of; the others are "
+        "one more row.",
+        "The rows of duplicates hide those of tasks, or each of them shall be seen.",
+        "20",
+    ),
     "unique_idempotency_scope": Setting(
         _one_of("task", "app"),
         "task",
@@ -323,6 +337,7 @@ class UniqueSettings:
     key_secret: bytes | None = field(default=None, repr=False)
     follower_codec: Any = field(default=None, repr=False)
     conceal_holder: bool = False
+    monitor_rows: int = 20
     idempotency_scope: str = "task"
     #: ``unique_default_*`` by the name of the option they are the default of.
     app_defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -21,11 +21,18 @@ from celery_unique.publish.stale_holders.lock_view import (
 )
 from celery_unique.stores.record import Record
 
-#: Names for several states.
+#: Names for several states, and other names for one.
 STATE_GROUPS = {
     "waiting": ("pending", "scheduled", "available", "retryable"),
     "live": LIVE,
     "ended": TERMINAL,
+    # Other words for one state.
+    "queued": ("available",),
+    "running": ("active",),
+    "retrying": ("retryable",),
+    "succeeded": ("completed",),
+    "failed": ("discarded",),
+    "revoked": ("cancelled",),
 }
 STATE_NAMES = (*STATES, *STATE_GROUPS, RELEASED, UNREADABLE)
 

@@ -61,7 +61,9 @@ class WorkerLockClient:
 
     @classmethod
     def of(cls, app_state: AppState) -> WorkerLockClient:
-        return cls(app_state.app, app_state.store, app_state.gate_store, app_state.leases)
+        client = cls(app_state.app, app_state.store, app_state.gate_store, app_state.leases)
+        client.events.most_rows = app_state.settings.monitor_rows
+        return client
 
     def flush(self) -> None:
         self.events.flush()

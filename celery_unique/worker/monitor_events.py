@@ -26,7 +26,7 @@ logger = logging.getLogger("celery_unique")
 
 #: Monitors show a task with this event in the state DUPLICATE.
 DUPLICATE = "task-duplicate"
-#: How many rows one holder gets; the next row says how many more there were.
+#: How many rows one holder gets by default; the next row says how many more there were.
 ROWS = 20
 #: How many holders may wait for a broker that does not answer.
 WAITING = 1000
@@ -48,14 +48,15 @@ class Duplicates:
     key: str
     hostname: str
     number: int
+    most_rows: int = ROWS
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One event for each, up to the limit, and one for all the others."""
         held = f"task {self.holder_id} held its key {short_key(self.key)}"
-        for number in range(1, min(self.number, ROWS) + 1):
+        for number in range(1, min(self.number, self.most_rows) + 1):
             yield self._row(str(number), f"not published: {held}")
-        if self.number > ROWS:
-            more = self.number - ROWS
+        if self.number > self.most_rows:
+            more = self.number - self.most_rows
             yield self._row("more", f"and {more} more not published: {held}")
 
     def _row(self, which: str, text: str) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class DuplicateEvents:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self.most_rows = ROWS
         self._start_anew()
         os.register_at_fork(after_in_child=self._start_anew)
 
@@ -94,7 +96,9 @@ class DuplicateEvents:
         if not number or not header.watched:
             return
         hostname = DeliveryName.parse(header.delivery).worker
-        duplicates = Duplicates(task_name, header.task_id, header.key, hostname, number)
+        duplicates = Duplicates(
+            task_name, header.task_id, header.key, hostname, number, self.most_rows
+        )
         with self._mutex:
             if len(self._waiting) >= WAITING:
                 logger.warning("the broker does not answer: monitors miss duplicates")
@@ -134,7 +138,7 @@ class DuplicateEvents:
         with self._app.events.default_dispatcher(hostname=duplicates.hostname) as dispatcher:
             # One message for all of them, as the worker sends its own events.
             dispatcher.buffer_group = frozenset({"task"})
-            dispatcher.buffer_limit = ROWS + 2
+            dispatcher.buffer_limit = self.most_rows + 2
             for row in duplicates.rows():
                 dispatcher.send(DUPLICATE, **row)
             dispatcher.flush()

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_unique import lookup
+from celery_unique.cli import list as list_module
 from celery_unique.cli import main, unique
 from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import Claim
@@ -104,6 +105,44 @@ def test_list_by_task_state_age_id_and_call(shop, run):
     assert listed("--task", "shop.rebuild", "--kwargs", '{"shop_id": 2}') == {new.id}
     assert listed("--task", "shop.pay", "--idempotency-key", "order-7") == {paid.id}
     assert len(listed("--limit", "2")) == 2
+
+
+def test_ages_and_states_in_other_words(shop, run):
+    old = shop.tasks["shop.rebuild"].delay(1)
+    advance(shop, 5400)
+    new = shop.tasks["shop.rebuild"].delay(2)
+    flush(shop)
+
+    def listed(*options: str) -> set[str]:
+        return run(shop, "list", "--json", *options).ids()
+
+    assert listed("--older-than", "10m") == listed("--older-than", "1h29m") == {old.id}
+    assert listed("--older-than", "1h31m") == set()
+    assert listed("--newer-than", "1h") == {new.id}
+    assert listed("--state", "queued") == {old.id, new.id}
+    assert listed("--state", "running") == set()
+
+
+def test_rows_are_sorted(shop, run, monkeypatch):
+    rebuild, digest = shop.tasks["shop.rebuild"], shop.tasks["shop.digest"]
+    first = rebuild.delay(1).id
+    advance(shop, 60)
+    second = digest.delay(2).id
+    advance(shop, 60)
+    third = rebuild.delay(3).id
+    rebuild.delay(3)
+    flush(shop)
+
+    def ids(*options: str) -> list[str]:
+        return [row.split()[4] for row in run(shop, "list", *options).out.splitlines()[1:]]
+
+    assert ids() == ids("--sort", "age") == [first, second, third]
+    assert ids("--sort", "task") == [second, first, third]
+    assert ids("--sort", "absorbed") == [third, first, second]
+    assert ids("--limit", "2") == [first, second]
+    monkeypatch.setattr(list_module, "MOST_SORTED", 2)
+    assert set(ids()) == {first, second, third}
+    assert "More than 2 locks: the others in no order" in run(shop, "list").err
 
 
 def test_a_row_has_the_shortened_key_and_json_the_whole_one(shop, run):
@@ -396,7 +435,7 @@ def test_release_of_a_part_of_several_keys_releases_nothing(shop, run):
     ("argv", "said"),
     [
         (["list", "--state", "sleeping"], "'sleeping'"),
-        (["list", "--older-than", "soon"], "give seconds (600) or ISO 8601 (PT10M)"),
+        (["list", "--older-than", "soon"], "give 10m, 1h30m, seconds (600) or ISO 8601 (PT10M)"),
         (["list", "--older-than", "nan"], "is not a duration"),
         (["list", "--key", "1:abc"], "is not a whole key"),
         (["list", "--task", "shop.rebuild", "--args", "{}"], "write an array such as"),

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_unique.config.app_state import state_of
 from celery_unique.header import LockHeader
 from celery_unique.worker.delivery import sends_events
+from celery_unique.worker.lock_client import WorkerLockClient
 from celery_unique.worker.monitor_events import ROWS, DuplicateEvents, Duplicates
 from tests.support.app import make_app, value_of, working
 
@@ -81,6 +83,14 @@ def test_every_duplicate_has_a_row_up_to_the_limit():
         "not published: task holder held its key 1:abababababab"
     }
     assert last["result"].startswith(f"and {9999 - ROWS} more not published")
+
+
+def test_the_limit_of_rows_is_a_setting():
+    app = make_app("memory://", unique_monitor_rows=0)
+
+    assert state_of(app).part(WorkerLockClient).events.most_rows == 0
+    [row] = Duplicates("rebuild", "holder", KEY, "worker@host", 7, most_rows=0).rows()
+    assert row["result"].startswith("and 7 more not published")
 
 
 def test_an_end_that_is_told_twice_makes_the_same_rows():
