@@ -22,6 +22,7 @@ object                              replaced or set by             for
 ``task.Request``                    ``worker.request``             the gate
 ``message.ack, message.reject``     ``worker.ack``                 the end of a delivery
 ``qos.append, ack`` of a channel    ``worker.ack``                 records of unique messages
+``qos.reject, restore_by_tag``      ``worker.ack``                 the same
 ``consumer.on_decode_error``        ``worker.bootstrap``           messages that cannot be read
 remote control ``revoke``           ``worker.bootstrap``           revokes of other programs
 ``apply_async`` of a scheduler      ``publish.beat_ticks``         ``unique_beat``

@@ -405,9 +405,9 @@ class BrokerStore(LockStore, Protocol):
     the result backend's own server and database."""
 
     @property
-    def transact(self) -> Callable[..., None]:
-        """Runs commands of the broker, given as tuples, in one transaction. Raises
-        StoreUnavailable where it is not certain that all are applied."""
+    def begin_transaction(self) -> Callable[..., Callable[[], None]]:
+        """Runs commands of the broker, given as tuples, in one transaction. What it returns waits
+        for the reply, once, and raises StoreUnavailable where not all are surely applied."""
 
     def begin_publish(
         self, pushes: Sequence[tuple[str, Claim, Push]]

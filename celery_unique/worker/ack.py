@@ -7,14 +7,18 @@ before that waits here.
 On Redis kombu records each message that a worker has and has not acknowledged. For each record, and
 each removal, it makes a client, which takes longer than the exchange with the server. Where the
 lock store is the broker, the gate's store sends the same transaction for unique messages, on a
-connection that is open: that pays for the start of the task. Whatever the store does not confirm in
-time, kombu records itself, since both transactions may be repeated.
+connection that is open, and the worker does not wait for its reply: that pays for the start of the
+task. Whatever the store does not confirm in time, kombu records itself, since both transactions may
+be repeated.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport.virtual import QoS as VirtualQoS
@@ -24,10 +28,15 @@ from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import HEADER
 
 if TYPE_CHECKING:
+    from celery_unique.stores.base import BrokerStore
     from celery_unique.stores.circuit_breaker import Breaker
 
     from .lock_client import WorkerLockClient
 
+logger = logging.getLogger("celery_unique")
+
+#: On a channel of the broker: its `UnackedRecords`, if the store writes them.
+RECORDS = "_celery_unique_records"
 #: On a channel of the broker: the lock client that has been offered to record its messages.
 RECORDED_BY = "_celery_unique_recorded_by"
 
@@ -73,59 +82,126 @@ class Acknowledgement:
             act()
 
 
-def record_by_store(channel: Any, client: WorkerLockClient) -> None:
+class UnackedRecords:
+    """Kombu's records of the messages that one channel has received and not acknowledged.
+
+    Of a unique message the store sends a transaction, and the worker does not wait for the reply. It
+    is read before anything else is done with a record, before the message becomes a request, and
+    after an early acknowledgement in the next turn of the event loop.
+    """
+
+    def __init__(self, qos: Any, store: BrokerStore, breaker: Breaker, hub: Any) -> None:
+        self._qos = qos
+        self._begin = store.begin_transaction
+        self._breaker = breaker
+        self._hub = hub
+        self._append, self._ack = qos.append, qos.ack
+        prefix = qos.channel.global_keyprefix or ""
+        self._index = f"{prefix}{qos.unacked_index_key}"
+        self._messages = f"{prefix}{qos.unacked_key}"
+        #: For each transaction whose reply is not read: waits for it; what kombu does in its place.
+        self._unconfirmed: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+
+    def replace(self) -> None:
+        qos = self._qos
+        qos.append, qos.ack = self.append, self.ack
+        for name in ("reject", "restore_by_tag"):
+            setattr(qos, name, self._confirming(getattr(qos, name)))
+        setattr(qos.channel, RECORDS, self)
+
+    @staticmethod
+    def restore(qos: Any) -> None:
+        """Kombu records for itself again."""
+        records: UnackedRecords | None = getattr(qos.channel, RECORDS, None)
+        if records is not None:
+            records.confirm()
+            setattr(qos.channel, RECORDS, None)
+        for name in ("append", "ack", "reject", "restore_by_tag"):
+            qos.__dict__.pop(name, None)
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        self.confirm()
+        if self._is_kombus(message):
+            self._append(message, delivery_tag)
+            return
+        info = message.delivery_info
+        text = dumps([message._raw, info["exchange"], info["routing_key"]])
+        add = ("ZADD", self._index, time.time(), delivery_tag)
+        put = ("HSET", self._messages, delivery_tag, text)
+        VirtualQoS.append(self._qos, message, delivery_tag)
+        self._run(partial(self._append, message, delivery_tag), add, put)
+
+    def ack(self, delivery_tag: str) -> None:
+        self.confirm()
+        message = self._qos._delivered.get(delivery_tag)
+        if message is None or self._is_kombus(message):
+            self._ack(delivery_tag)
+            return
+        remove = ("ZREM", self._index, delivery_tag)
+        VirtualQoS.ack(self._qos, delivery_tag)
+        by_kombu = partial(self._ack, delivery_tag)
+        drop = ("HDEL", self._messages, delivery_tag)
+        if self._hub is None or "ack" in message.__dict__:  # what follows waits for it
+            self._run(by_kombu, remove, drop)
+            self.confirm()
+        else:
+            self._run(partial(_logging_errors, by_kombu, message), remove, drop)
+            self._hub.call_soon(self.confirm)
+
+    def _is_kombus(self, message: Any) -> bool:
+        return bool(self._breaker.failures) or HEADER not in message.headers
+
+    def _run(self, by_kombu: Callable[[], None], *commands: tuple[Any, ...]) -> None:
+        try:
+            self._unconfirmed.append((self._begin(*commands), by_kombu))
+        except StoreUnavailable:
+            by_kombu()
+
+    def confirm(self) -> None:
+        """Read the replies that have not been read. Kombu makes the record where one failed."""
+        while self._unconfirmed:
+            try:
+                wait, by_kombu = self._unconfirmed.popleft()
+            except IndexError:  # another greenlet was faster
+                return
+            try:
+                wait()
+            except StoreUnavailable:
+                by_kombu()
+
+    def _confirming(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def confirmed(*args: Any, **kwargs: Any) -> Any:
+            self.confirm()
+            return original(*args, **kwargs)
+
+        return confirmed
+
+
+def _logging_errors(ack: Callable[[], None], message: Any) -> None:
+    """In the event loop, where Celery's acknowledgements are sent: as those handle an error."""
+    try:
+        ack()
+    except message.channel.connection.client.connection_errors as error:
+        logger.critical("cannot acknowledge message %s: %r", message.delivery_tag, error)
+
+
+def record_by_store(channel: Any, client: WorkerLockClient, hub: Any = None) -> None:
     """Let the gate's store write what kombu records of unique messages, if this channel of the
     broker leads to the store. To be called once for each channel: kombu makes new ones."""
-    channel.__dict__[RECORDED_BY] = client
-    qos = getattr(channel, "qos", None)
-    if qos is None or not _is_kombus_own(channel, qos):
+    if not hasattr(channel, "unacked_key"):  # another broker than Redis
         return
-    for name in ("append", "ack"):  # those of a client before a change of the settings
-        qos.__dict__.pop(name, None)
+    setattr(channel, RECORDED_BY, client)
+    qos = channel.qos
+    if not _is_kombus_own(channel, qos):
+        return
+    UnackedRecords.restore(qos)  # that of a client before a change of the settings
     found = client.at_broker(channel)
     if found is not None:
-        store, breaker = found
-        _replace_records(qos, store.transact, breaker)
+        UnackedRecords(qos, *found, hub).replace()
 
 
 def _is_kombus_own(channel: Any, qos: Any) -> bool:
     """Another class may record messages elsewhere, or in another form."""
-    if not hasattr(channel, "unacked_key"):
-        return False
     from kombu.transport.redis import Channel, QoS  # imports redis
 
     return type(channel) is Channel and type(qos) is QoS
-
-
-def _replace_records(qos: Any, transact: Callable[..., None], breaker: Breaker) -> None:
-    append, ack = qos.append, qos.ack
-    prefix = qos.channel.global_keyprefix or ""
-    index, messages = f"{prefix}{qos.unacked_index_key}", f"{prefix}{qos.unacked_key}"
-
-    def run(message: Any, *commands: tuple[Any, ...]) -> bool:
-        if breaker.failures or HEADER not in message.headers:
-            return False
-        try:
-            transact(*commands)
-        except StoreUnavailable:
-            return False
-        return True
-
-    def append_by_store(message: Any, delivery_tag: str) -> None:
-        to, key = message.delivery_info["exchange"], message.delivery_info["routing_key"]
-        text = dumps([message._raw, to, key])
-        add = ("ZADD", index, time.time(), delivery_tag)
-        if run(message, add, ("HSET", messages, delivery_tag, text)):
-            VirtualQoS.append(qos, message, delivery_tag)
-        else:
-            append(message, delivery_tag)
-
-    def ack_by_store(delivery_tag: str) -> None:
-        message = qos._delivered.get(delivery_tag)
-        remove = ("ZREM", index, delivery_tag)
-        if message is not None and run(message, remove, ("HDEL", messages, delivery_tag)):
-            VirtualQoS.ack(qos, delivery_tag)
-        else:
-            ack(delivery_tag)
-
-    qos.append, qos.ack = append_by_store, ack_by_store

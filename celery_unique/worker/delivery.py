@@ -473,8 +473,8 @@ def on_received(sender: Any = None, request: Any = None, **_: Any) -> None:
     if delivery is not None:
         delivery.received_by(sender)
         channel = request._message.channel
-        if channel.__dict__.get(RECORDED_BY) is not delivery.client:
-            record_by_store(channel, delivery.client)
+        if getattr(channel, RECORDED_BY, None) is not delivery.client:
+            record_by_store(channel, delivery.client, sender.hub)
         if delivery.app_state.register_waiting is not None:
             delivery.app_state.register_waiting(request)
 

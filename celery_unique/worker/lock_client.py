@@ -97,7 +97,7 @@ class WorkerLockClient:
         started = self._run(self._gate_breakers, self._gate_store.start, header.key, start)
         if header.store and header.store not in self._compared_stores:
             self._compare_stores(header, task_name, found=not started.lost)
-        if started.verdict == "run" and _is_observed(reporting.started):
+        if started.verdict == "run" and logger.isEnabledFor(reporting.started.level):
             reporting.started(task_name, header.task_id, key=header.key)
         # A guard begins with the start; only a retry of a guarded task has a lock before.
         if started.lost and (not header.guard or header.sent_by):
@@ -376,7 +376,7 @@ class WorkerLockClient:
             state=state,
             retention_ms=self.leases.retention_ms,
             mark_ms=self.leases.restore_ms if unsuspected else self.leases.queue_ms,
-            settle_later=settle_later or header.leaves_mark,
+            settle_later=settle_later or header.guard or header.again,
             run_lease_ms=self.leases.run_ms,
             token=header.token,
             rejected=rejected,

@@ -29,6 +29,7 @@ from celery_unique.keys.digest import guard_key
 from celery_unique.stores.record import State
 
 from . import gate
+from .ack import RECORDS
 from .delivery import Delivery, DeliveryState, End
 from .monitor_events import shown_as_unique
 
@@ -57,6 +58,9 @@ class UniqueRequestMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        records = getattr(self._message.channel, RECORDS, None)
+        if records is not None:
+            records.confirm()
         header, wrong = LockHeader.read(self._request_dict.get(HEADER))
         if wrong:
             # Left in the message, for a retry that a newer worker may understand.

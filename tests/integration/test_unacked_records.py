@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from kombu import Connection
+from kombu.asynchronous import Hub
 from kombu.transport.redis import Channel, QoS
 from redis.exceptions import ResponseError
 
 from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER, LockHeader
-from celery_unique.worker.ack import record_by_store
+from celery_unique.worker.ack import RECORDS, Acknowledgement, record_by_store
 from celery_unique.worker.lock_client import WorkerLockClient
 from tests.support import RedisServer
 from tests.support.app import make_app
@@ -54,8 +55,15 @@ class Place:
         }
         return self.channel.Message(payload, channel=self.channel)
 
-    def received(self, message: Any) -> None:
+    def append(self, message: Any) -> None:
         self.channel.qos.append(message, message.delivery_tag)
+
+    def received(self, message: Any) -> None:
+        """As a request is made of it."""
+        self.append(message)
+        records = getattr(self.channel, RECORDS, None)
+        if records is not None:
+            records.confirm()
 
     def recorded(self, message: Any) -> tuple[Any, float | None]:
         text = self.redis.hget(f"{self.prefix}unacked", message.delivery_tag)
@@ -142,12 +150,95 @@ def test_kombu_restores_what_the_store_has_recorded(place):
 @pytest.mark.parametrize("requeue", [False, True])
 def test_kombu_rejects_what_the_store_has_recorded(place, requeue):
     message = place.message()
-    place.received(message)
+    place.append(message)
 
     message.reject(requeue=requeue)
 
     assert place.recorded(message) == (None, None)
     assert place.redis.llen(QUEUE) == int(requeue)
+
+
+@pytest.mark.parametrize("act", ["ack", "reject", "requeue", "restore"])
+def test_a_record_is_there_before_it_is_used(place, act):
+    """The store is slow to write the record: what is done with it waits."""
+    message = place.message()
+    place.received(place.message())  # connected
+    place.redis.execute_command("CLIENT", "PAUSE", int(GATE_TIMEOUT_S * 400), "WRITE")
+    place.append(message)
+
+    if act == "restore":
+        place.channel.qos.restore_by_tag(message.delivery_tag)
+    else:
+        getattr(message, act)()
+
+    assert place.recorded(message) == (None, None)
+    assert place.redis.llen(QUEUE) == int(act in ("requeue", "restore"))
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+def _turn(hub: Hub) -> None:
+    for callback in hub._pop_ready():
+        callback()
+
+
+def test_an_early_acknowledgement_is_confirmed_in_the_next_turn_of_the_loop(place, hub, kombus):
+    record_by_store(place.channel, place.client, hub)
+    message = place.message()
+    place.received(message)
+    pause_ms = int(GATE_TIMEOUT_S * 400)
+    place.redis.execute_command("CLIENT", "PAUSE", pause_ms, "WRITE")
+
+    message.ack()
+    assert place.recorded(message)[0] is not None  # sent, and not waited for
+    _turn(hub)
+
+    assert place.recorded(message) == (None, None)
+    assert kombus == []
+
+
+def test_an_early_acknowledgement_that_is_not_confirmed_is_sent_by_kombu(place, hub, kombus):
+    record_by_store(place.channel, place.client, hub)
+    message = place.message()
+    place.received(message)
+    place.redis.execute_command("CLIENT", "PAUSE", int(GATE_TIMEOUT_S * 2000), "ALL")
+
+    message.ack()
+    assert kombus == []
+    _turn(hub)
+
+    assert kombus == ["ack"]
+    assert place.recorded(message) == (None, None)
+
+
+def test_an_early_acknowledgement_that_fails_is_logged_as_by_celery(place_of, hub, caplog):
+    place = place_of(socket_timeout=0.05)
+    record_by_store(place.channel, place.client, hub)
+    message = place.message()
+    place.received(message)
+    place.redis.execute_command("CLIENT", "PAUSE", int(GATE_TIMEOUT_S * 4000), "ALL")
+    message.ack()
+
+    _turn(hub)
+
+    assert f"cannot acknowledge message {message.delivery_tag}" in caplog.text
+
+
+def test_an_acknowledgement_that_something_waits_for_is_confirmed_at_once(place, hub):
+    record_by_store(place.channel, place.client, hub)
+    message = place.message()
+    place.received(message)
+    acts: list[Any] = []
+    Acknowledgement(message).then(lambda: acts.append(place.recorded(message)))
+
+    message.ack()
+
+    assert acts == [(None, None)]
 
 
 def test_other_messages_are_recorded_by_kombu(place, kombus):

@@ -87,10 +87,14 @@ class Connections:
         except (RedisError, OSError) as error:
             raise self.unavailable(error) from error
 
-    def transact(self, *commands: Command) -> None:
-        """Run commands as one transaction. Raises StoreUnavailable unless the server has applied
-        all of them; even then it may have: for commands that may be repeated."""
-        *queued, applied = self.exchange([("MULTI",), *commands, ("EXEC",)])
+    def begin_transaction(self, *commands: Command) -> Callable[[], None]:
+        """Run commands as one transaction. What is returned waits for the reply, once, and raises
+        StoreUnavailable unless the server has applied all of them; even then it may have: for
+        commands that may be repeated."""
+        return partial(self._end_transaction, self.begin([("MULTI",), *commands, ("EXEC",)]))
+
+    def _end_transaction(self, wait: Callable[[], list[Any]]) -> None:
+        *queued, applied = wait()
         for reply in (*queued, *(applied if isinstance(applied, list) else (applied,))):
             if isinstance(reply, Exception):
                 raise self.unavailable(reply) from reply

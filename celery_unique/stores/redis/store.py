@@ -112,9 +112,9 @@ class RedisStore:
         return cls(servers, namespace=namespace, timeout_s=timeout_s, key_prefix=key_prefix)
 
     @property
-    def transact(self) -> Callable[..., None]:
+    def begin_transaction(self) -> Callable[..., Callable[[], None]]:
         """Runs commands of the broker as one transaction; only of a store with an address."""
-        return cast("Connections", self._connections).transact
+        return cast("Connections", self._connections).begin_transaction
 
     @property
     def address(self) -> Place | None:
