@@ -85,8 +85,8 @@ class Acknowledgement:
 class UnackedRecords:
     """Kombu's records of the messages that one channel has received and not acknowledged.
 
-    Of a unique message the store sends a transaction, and the worker does not wait for the reply. It
-    is read before anything else is done with a record, before the message becomes a request, and
+    Of a unique message the store sends a transaction, and the worker does not wait for the reply.
+    It is read before anything else is done with a record, before the message becomes a request, and
     after an early acknowledgement in the next turn of the event loop.
     """
 
@@ -182,7 +182,7 @@ def _logging_errors(ack: Callable[[], None], message: Any) -> None:
     try:
         ack()
     except message.channel.connection.client.connection_errors as error:
-        logger.critical("cannot acknowledge message %s: %r", message.delivery_tag, error)
+        logger.error("cannot acknowledge message %s: %r", message.delivery_tag, error)
 
 
 def record_by_store(channel: Any, client: WorkerLockClient, hub: Any = None) -> None:
