@@ -146,13 +146,15 @@ class CallerStoreClient:
         breaker = self._breakers.only or self._breakers.of(request.key)
         if breaker.failures:
             breaker.count(None)
+        self._note_taken(request.key, acquired)
+        return acquired
+
+    def _note_taken(self, key: str, acquired: Acquired) -> None:
         # A call that is repeated soon, as by a double click, mostly finds its key held.
         is_created = acquired.outcome == "created"
-        until = monotonic() + REPEATED_WITHIN_S if is_created else math.inf
-        self.taken_until[request.key] = until
+        self.taken_until[key] = monotonic() + REPEATED_WITHIN_S if is_created else math.inf
         if len(self.taken_until) > REMEMBERED:
             self.taken_until.trim()
-        return acquired
 
     def _check_circuit(self, request: PublishRequest) -> None:
         """Raises AcquireFailed while the circuit of the key is open."""
@@ -237,7 +239,7 @@ class CallerStoreClient:
                 self.report_error("acquire", reply, request)
             else:
                 errors.setdefault(breaker, None)
-                self._received(request, reply)
+                self._note_taken(request.key, reply)
         for breaker, error in errors.items():
             if error is not None or breaker.failures:
                 breaker.count(error)
