@@ -34,6 +34,7 @@ then
   redis.call("PEXPIREAT", key, now + grace - math.min(offset, 0))
   return now
 end
+-- @include waiting_duplicate
 -- @include single_task
 -- @include plain_duplicate
 -- @include packing

@@ -39,6 +39,7 @@ end
 
 window, delay, kept = window + 0, delay + 0, kept + 0
 if kept == 0 then kept = window end
+-- @include waiting_duplicate
 -- @include single_task
 -- @include plain_duplicate
 -- @include packing

@@ -1,8 +1,8 @@
 -- release: an operator releases the live tasks of the key, or one of them.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
--- ARGV     1 clock offset, 2 task id, or "" for all, 3 the lease of a task that waits: released only
---          if it is unchanged; 0 for any (times in ms)
+-- ARGV     1 clock offset, 2 task id, or "" for all, 3 the lease of a task that waits, which is
+--          released only if that is unchanged, or 0 for any (times in ms)
 -- Returns  how many were released
 local offset, only, lease = ARGV[1] + 0, ARGV[2], ARGV[3] + 0
 -- @include entries
