@@ -58,7 +58,9 @@ def _flag(name: str, value: object) -> bool:
 def _count(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise ConfigurationError(f"{name}: {shown(value)} is not a number: set 0 or more", setting=name)
+    raise ConfigurationError(
+        f"{name}: {shown(value)} is not a number: give a whole number, 0 or more", setting=name
+    )
 
 
 def _guard(name: str, value: object) -> bool | str:

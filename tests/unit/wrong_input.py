@@ -148,6 +148,8 @@ WRONG_SETTINGS: dict[str, dict[str, list[Any]]] = {
     "unique_on_store_error": {"type": [1, True, ["raise"]], "value": ["", "ignore", "Raise"]},
     "unique_atomic_publish": {"type": [0, 1, "yes", "False", "", []], "value": []},
     "unique_enabled": {"type": [0, 1, "yes", "False", "", []], "value": []},
+    "unique_guard": {"type": [0, 1, [], ["late"]], "value": ["", "yes", "Late", "early"]},
+    "unique_monitor_rows": {"type": [True, 1.5, "20", []], "value": [-1]},
     "unique_beat": {"type": [0, 1, "yes", "False", "", []], "value": []},
     "unique_dry_run": {"type": [0, 1, "yes", "False", "", []], "value": []},
     "unique_eager": {"type": [0, 1, "yes", "False", "", []], "value": []},
