@@ -1,7 +1,7 @@
 """Optional: messages that Celery builds while the store acquires their locks.
 
 For a store that can send and receive apart, where it is not the broker: with RabbitMQ and a Redis
-store a new call takes about a seventh less. Celery builds a message and sends it in one function,
+store a new call takes about a tenth less. Celery builds a message and sends it in one function,
 ``send_task``, which calls ``app.amqp.create_task_message`` in between: there the store's reply is
 awaited, which has mostly arrived by then. A call that is not admitted leaves by an exception, and
 nothing of it is sent: until that moment Celery has not used the broker.
