@@ -22,7 +22,7 @@ from celery_unique.worker.lock_client import WorkerLockClient
 from tests.support import RedisServer
 from tests.support.app import make_app
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.versions]
 
 QUEUE = "shop"
 GATE_TIMEOUT_S = 0.25
