@@ -138,15 +138,18 @@ class UnackedRecords:
             self._ack(delivery_tag)
             return
         remove = ("ZREM", self._index, delivery_tag)
-        VirtualQoS.ack(self._qos, delivery_tag)
-        by_kombu = partial(self._ack, delivery_tag)
         drop = ("HDEL", self._messages, delivery_tag)
         if self._hub is None or "ack" in message.__dict__:  # what follows waits for it
-            self._run(by_kombu, remove, drop)
-            self.confirm()
-        else:
-            self._run(partial(_logging_errors, by_kombu, message), remove, drop)
-            self._hub.call_soon(self.confirm)
+            try:
+                self._begin(remove, drop)()
+            except StoreUnavailable:
+                self._ack(delivery_tag)
+            else:
+                VirtualQoS.ack(self._qos, delivery_tag)
+            return
+        VirtualQoS.ack(self._qos, delivery_tag)
+        self._run(partial(_logging_errors, partial(self._ack, delivery_tag), message), remove, drop)
+        self._hub.call_soon(self.confirm)
 
     def _is_kombus(self, message: Any) -> bool:
         return bool(self._breaker.failures) or HEADER not in message.headers

@@ -34,6 +34,7 @@ class Place:
     def __init__(self, server: RedisServer, url: str, store_url: str, **options: Any) -> None:
         self._connection = Connection(url, transport_options=options)
         self.channel: Any = self._connection.channel()
+        self.connection_errors = self._connection.connection_errors
         self.prefix = options.get("global_keyprefix", "")
         app = make_app(store_url, broker_url=url, unique_gate_timeout=GATE_TIMEOUT_S)
         self._store = state_of(app).store
@@ -227,6 +228,23 @@ def test_an_early_acknowledgement_that_fails_is_logged_as_by_celery(place_of, hu
     _turn(hub)
 
     assert f"cannot acknowledge message {message.delivery_tag}" in caplog.text
+
+
+def test_a_message_whose_acknowledgement_fails_is_still_here(place_of, hub):
+    """As with kombu: it goes back to the queue with the channel."""
+    place = place_of(socket_timeout=0.05)
+    record_by_store(place.channel, place.client, hub)
+    message = place.message()
+    place.received(message)
+    acknowledgement = Acknowledgement(message)
+    place.redis.execute_command("CLIENT", "PAUSE", int(GATE_TIMEOUT_S * 4000), "ALL")
+
+    with pytest.raises(place.connection_errors):
+        message.ack()
+
+    assert acknowledgement.failed
+    place.channel.qos._flush()
+    assert list(place.channel.qos._delivered) == [message.delivery_tag]
 
 
 def test_an_acknowledgement_that_something_waits_for_is_confirmed_at_once(place, hub):
