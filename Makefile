@@ -80,7 +80,7 @@ test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 
 	    $(BIN)/python -m pytest tests/workers/canvas/test_many.py tests/workers/test_many_replaces.py \
 	    tests/integration/test_interrupts.py $(ARGS)
 
-test-beats: services .venv/.installed-dev ## Three beats of each kind, killed, stopped and with clocks apart: 300 ticks each, in about half an hour
+test-beats: services .venv/.installed-dev ## Three beats of each kind, killed, stopped and with clocks apart: 300 ticks each, in about 45 minutes
 	CELERY_UNIQUE_TICKS=$(TICKS) $(BIN)/python -m pytest tests/workers/test_beats.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .installation.types import shared_task as shared_task
     from .keys.time_bucket import time_bucket as time_bucket
     from .locks import Lock as Lock
+    from .locks import live_locks as live_locks
     from .locks import lookup as lookup
     from .locks import release as release
     from .operations.manifest import manifest as manifest
@@ -69,6 +70,7 @@ _HOME = {
     "aio": "aio",
     "apply_many": "publish.apply_many",
     "install": "installation",
+    "live_locks": "locks",
     "lookup": "locks",
     "manifest": "operations.manifest",
     "release": "locks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +30,7 @@ from .keys.digest import key_of
 from .keys.identity import canonical_text, idempotency_identity, identity, with_key
 from .policy.policy import UniquePolicy
 from .publish.request import queue_of, registered
+from .publish.stale_holders.lock_view import StoreClock
 from .stores.record import Record, TaskEntry
 
 
@@ -48,6 +49,7 @@ class Lock:
     duplicates: int = 0
     last_duplicate_at: datetime | None = None
     worker: str | None = None
+    label: str = ""  # the text of unique_label
 
 
 def lookup(
@@ -57,20 +59,38 @@ def lookup(
     *,
     key: str | None = None,
     idempotency_key: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    task_id: str | None = None,
     app: Any = None,
 ) -> Lock | None:
-    """Return the lock of a call, or of a key; None if nothing is recorded under it.
+    """Return the lock of a call, of a key or of a task's id; None if nothing is recorded.
 
-    A lock whose window has passed while its task waits or runs is returned, too: the next call is
-    admitted beside it.
+    ``headers`` are those of the call, for a task with ``unique_meta``. An id that this process has
+    not published is searched for among all locks. A lock whose window has passed while its task
+    waits or runs is returned, too: the next call is admitted beside it.
     """
-    app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
+    app_state, key = _find(task, args, kwargs, key, idempotency_key, headers, task_id, app)
+    if key is None:
+        return None
     record, now = app_state.store.read(key)
     if _is_behind(app_state, key, record):
         with suppress(StoreUnavailable):  # then the first reading counts
             app_state.store.flush(app_state.settings.store_timeout.total_seconds())
             record, now = app_state.store.read(key)
+    if task_id is not None:
+        held = record.tasks.get(task_id)
+        return None if held is None or held.released else _lock(key, task_id, held, now)
     return lock_of(key, record, now)
+
+
+def live_locks(app: Any = None) -> Iterator[Lock]:
+    """Every lock whose task has not ended, in no order. Walks over the whole store, in batches."""
+    app_state = state_of(_app_of(None, app))
+    clock = StoreClock(app_state)
+    for key, record in app_state.store.walk():
+        for task_id, task in record.tasks.items():
+            if not task.released and not task.terminal:
+                yield _lock(key, task_id, task, clock.now())
 
 
 def _is_behind(app_state: AppState, key: str, record: Record) -> bool:
@@ -87,21 +107,27 @@ def release(
     *,
     key: str | None = None,
     idempotency_key: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    task_id: str | None = None,
     app: Any = None,
 ) -> bool:
-    """Release the lock of a call, or of a key; return whether there was one.
+    """Release the lock of a call, of a key or of a task's id, as in ``lookup``; return whether
+    there was one.
 
     The holder is not stopped: it still runs, or will run, and the next call may run beside it.
     """
-    app_state, key = _find(task, args, kwargs, key, idempotency_key, app)
+    only = task_id
+    app_state, key = _find(task, args, kwargs, key, idempotency_key, headers, task_id, app)
+    if key is None:
+        return False
     try:
         record, _ = app_state.store.read(key)
     except UnreadableRecord:
         record = Record()  # released, it is deleted
-    if not app_state.store.release(key):
+    if not app_state.store.release(key, only):
         return False
     for task_id, held in record.tasks.items():
-        if not held.released:
+        if not held.released and only in (None, task_id):
             reporting.released(
                 held.task_name, task_id, app=app_state.app, key=key, reason=reporting.MANUAL
             )
@@ -130,6 +156,7 @@ def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
         duplicates=task.duplicates,
         last_duplicate_at=moment_of(task.last_duplicate_at) if task.last_duplicate_at else None,
         worker=DeliveryName.parse(task.delivery).worker or None,
+        label=task.label,
     )
 
 
@@ -139,33 +166,55 @@ def _find(
     kwargs: Mapping[str, Any] | None,
     key: str | None,
     idempotency_key: str | None,
+    headers: Mapping[str, Any] | None,
+    task_id: str | None,
     app: Any,
-) -> tuple[AppState, str]:
+) -> tuple[AppState, str | None]:
+    """The key; None: no lock has the id."""
     by_call = task is not None or idempotency_key is not None
-    if by_call == (key is not None):
+    given = by_call + (key is not None) + (task_id is not None)
+    if given != 1:
         raise InvalidPolicy(
-            "Name a lock by its task (with args and kwargs), by its idempotency_key, or by its "
-            f"key: {'more than one was' if by_call else 'none was'} given.",
+            "Name a lock by its task (with args and kwargs), by its idempotency_key, by its key, "
+            f"or by its task_id: {'more than one was' if given else 'none was'} given.",
             field="key",
         )
-    if app is None:
-        app = task.app if hasattr(task, "app") else current_app
-    app = getattr(app, "_get_current_object", lambda: app)()
-    app_state = state_of(app)
+    app_state = state_of(_app_of(task, app))
     if key is not None:
         return app_state, _checked_key(key)
+    if task_id is not None:
+        return app_state, _key_of_id(app_state, task_id)
     if idempotency_key is not None:
-        return app_state, key_of_idempotency_key(app_state, task, idempotency_key)
-    return app_state, key_of_call(app_state, task, args, kwargs)
+        return app_state, key_of_idempotency_key(app_state, task, idempotency_key, headers)
+    return app_state, key_of_call(app_state, task, args, kwargs, headers)
 
 
-def key_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str) -> str:
+def _app_of(task: Any, app: Any) -> Any:
+    if app is None:
+        app = task.app if hasattr(task, "app") else current_app
+    return getattr(app, "_get_current_object", lambda: app)()
+
+
+def _key_of_id(app_state: AppState, task_id: str) -> str | None:
+    """The key of an id that this process has published, or that any lock has."""
+    known = app_state.part(UniqueTaskCoordinator).client.published.get(task_id)
+    if known is not None:
+        return known
+    walk = app_state.store.walk()
+    return next((key for key, record in walk if task_id in record.tasks), None)
+
+
+def key_of_idempotency_key(
+    app_state: AppState, task: Any, idempotency_key: str, headers: Mapping[str, Any] | None = None
+) -> str:
     """The key behind an idempotency key: of one task, or of the app by its scope."""
-    text = text_of_idempotency_key(app_state, task, idempotency_key)
+    text = text_of_idempotency_key(app_state, task, idempotency_key, headers)
     return key_of(text, app_state.settings.key_secret)
 
 
-def text_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str) -> str:
+def text_of_idempotency_key(
+    app_state: AppState, task: Any, idempotency_key: str, headers: Mapping[str, Any] | None = None
+) -> str:
     """The canonical text whose digest is the key."""
     settings = app_state.settings
     if task is None and settings.idempotency_scope == "task":
@@ -176,9 +225,12 @@ def text_of_idempotency_key(app_state: AppState, task: Any, idempotency_key: str
         )
     name = "" if task is None else _name_of(task)
     options = with_key({"idempotency_key": idempotency_key})
-    _refuse_headers(name or "a task", _policy_of(app_state, name, options)[0])
-    call = Call(task_name=name, idempotency_key=idempotency_key)
-    return canonical_text(idempotency_identity(call, scope=settings.idempotency_scope))
+    policy = _policy_of(app_state, name, options)[0]
+    _require_headers(name or "a task", policy, headers)
+    call = Call(task_name=name, idempotency_key=idempotency_key, meta=headers or {})
+    meta_keys = policy.meta_keys if policy is not None else None
+    scope = settings.idempotency_scope
+    return canonical_text(idempotency_identity(call, scope=scope, meta_keys=meta_keys))
 
 
 def _checked_key(key: object) -> str:
@@ -191,13 +243,24 @@ def _checked_key(key: object) -> str:
     )
 
 
-def key_of_call(app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
+def key_of_call(
+    app_state: AppState,
+    task: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    headers: Mapping[str, Any] | None = None,
+) -> str:
     """The key that a call with these arguments has."""
-    return key_of(text_of_call(app_state, task, args, kwargs), app_state.settings.key_secret)
+    text = text_of_call(app_state, task, args, kwargs, headers)
+    return key_of(text, app_state.settings.key_secret)
 
 
 def text_of_call(
-    app_state: AppState, task: Any, args: Any, kwargs: Mapping[str, Any] | None
+    app_state: AppState,
+    task: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    headers: Mapping[str, Any] | None = None,
 ) -> str:
     """The canonical text whose digest is the key."""
     name = _name_of(task)
@@ -221,13 +284,14 @@ def text_of_call(
             "key: look up its locks by idempotency_key=.",
             field="identity_strategy",
         )
-    _refuse_headers(name, policy)
+    _require_headers(name, policy, headers)
     call = Call(
         task_name=name,
         args=tuple(args or ()),
         kwargs=kwargs or {},
         signature=signature,
         queue=_queue(app_state, name, args, kwargs, task) if "queue" in policy.keys else "",
+        meta=headers or {},
     )
     return canonical_text(identity(call, policy))
 
@@ -239,12 +303,14 @@ def _policy_of(
     return app_state.policies.of(name, task, options, app_state.settings.app_defaults)
 
 
-def _refuse_headers(name: str, policy: UniquePolicy | None) -> None:
+def _require_headers(
+    name: str, policy: UniquePolicy | None, headers: Mapping[str, Any] | None
+) -> None:
     """Without the headers it would be another key, and an existing lock would seem free."""
-    if policy is not None and policy.meta_keys:
+    if policy is not None and policy.meta_keys and headers is None:
         raise UniqueKeyError(
-            f"The key of {name} has the headers of each call in it (unique_meta): "
-            "look up its locks by key=, the unique_key of a result.",
+            f"The key of {name} has the headers of each call in it (unique_meta): give them as "
+            "headers=, or look up its locks by key=, the unique_key of a result.",
             argument=policy.meta_keys[0],
         )
 

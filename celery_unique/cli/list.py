@@ -118,8 +118,9 @@ class LockTable:
     def row(self, lock: LockView) -> None:
         entry = lock.entry
         cells = [short_key(lock.key), lock.state, brief(lock.age_ms), str(entry.duplicates)]
+        task = f"{entry.task_name} ({entry.label})" if entry.label else entry.task_name
         if self._wide:
-            cells += [lock.task_id, entry.task_name, lock.worker or "-"]
+            cells += [lock.task_id, task, lock.worker or "-"]
         else:
-            cells.append(entry.task_name)
+            cells.append(task)
         self._table.row(cells, {1: lock.state})

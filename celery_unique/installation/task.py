@@ -54,6 +54,7 @@ class UniqueTask(Task, Generic[P, R_co]):
     unique_on_conflict: ClassVar[OnConflict | None] = None
     unique_max_wait: ClassVar[float | timedelta | str | None] = None
     identity_strategy: ClassVar[IdentityStrategy | None] = None
+    unique_label: ClassVar[str | None] = None
     unique_guard: ClassVar[bool | None] = None
 
     @classmethod

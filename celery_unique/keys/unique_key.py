@@ -7,6 +7,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -14,7 +15,10 @@ from celery_unique.exceptions import UniqueKeyError, suggestion
 
 from .canonical import NotCanonical, wire_form
 
-__all__ = ["misfit", "own_key"]
+__all__ = ["misfit", "own_key", "text_for_operators"]
+
+#: A label is a few words.
+LONGEST_LABEL = 80
 
 _FORMATTER = Formatter()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -76,6 +80,20 @@ def own_key(
             f"unique_key returned a {type(made).__name__}; it must return a string"
         )
     return str.__str__(made)
+
+
+def text_for_operators(template: str, arguments: Mapping[str, Any]) -> str:
+    """The text of ``unique_label``, in one line. An argument that it cannot show is left out: no
+    call fails for a text that only people read."""
+    parts = []
+    for field in _fields(template):
+        parts.append(field.literal)
+        if field.name is not None and field.name in arguments:
+            with suppress(Exception):
+                value = _FORMATTER.convert_field(arguments[field.name], field.conversion)
+                parts.append(format(value, field.spec))
+    line = "".join(character if character.isprintable() else " " for character in "".join(parts))
+    return line[:LONGEST_LABEL]
 
 
 # -- a callable ----------------------------------------------------------------------------------

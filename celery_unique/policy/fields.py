@@ -38,6 +38,7 @@ OPTION_OF = {
     "key": "unique_key",
     "max_wait": "unique_max_wait",
     "identity_strategy": "identity_strategy",
+    "label": "unique_label",
 }
 
 #: What ``unique=True`` means, in the form a policy keeps it.
@@ -51,6 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "key": None,
     "max_wait": None,
     "identity_strategy": "strict",
+    "label": None,
 }
 
 
@@ -206,6 +208,24 @@ def check_key(value: object) -> Callable[..., Any] | str | None:
     return value
 
 
+def check_label(value: object) -> str | None:
+    """Return a format string that makes a short text for operators."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidPolicy(
+            f"{label('label')}: {shown(value)} is no text for operators: give a format string such "
+            "as '{shop_id}'",
+            field="label",
+        )
+    try:
+        names_in_format(value)
+    except InvalidPolicy as error:
+        wrong = str(error).replace(label("key"), label("label"))
+        raise InvalidPolicy(wrong, field="label") from None
+    return value
+
+
 def names_in_format(template: str) -> tuple[str, ...]:
     """Return the names of the arguments in a format string."""
     try:
@@ -263,4 +283,5 @@ CHECKS: dict[str, Callable[[object], Any]] = {
     "key": check_key,
     "max_wait": check_max_wait,
     "identity_strategy": check_identity_strategy,
+    "label": check_label,
 }

@@ -30,6 +30,7 @@ class UniqueOptions(TypedDict, total=False):
     unique_on_conflict: OnConflict
     unique_max_wait: float | timedelta | str | None
     identity_strategy: IdentityStrategy
+    unique_label: str | None
 
 
 class TaskOptions(UniqueOptions, total=False):

@@ -78,6 +78,8 @@ class UniquePolicy(_FromDocument):
     max_wait: timedelta | None
     #: Whether the key comes from the call or from its ``idempotency_key``.
     identity_strategy: IdentityStrategy
+    #: Makes a short text of the arguments, for operators: it is no part of the key.
+    label: str | None
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class UniquePolicy(_FromDocument):
         key: Callable[..., Any] | str | None = None,
         max_wait: float | timedelta | str | None = None,
         identity_strategy: IdentityStrategy = "strict",
+        label: str | None = None,
     ) -> None:
         given = locals()
         for field, check in CHECKS.items():
@@ -132,9 +135,8 @@ class UniquePolicy(_FromDocument):
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The arguments that the policy names, for a check against a signature."""
-        if isinstance(self.key, str):
-            return names_in_format(self.key)
-        return self.args_keys or ()
+        names = names_in_format(self.key) if isinstance(self.key, str) else self.args_keys or ()
+        return (*names, *names_in_format(self.label)) if self.label else names
 
 
 assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)

@@ -19,12 +19,20 @@ from celery_unique.config.leases import delay_ms, expires_ms, publish_retry_ms
 from celery_unique.exceptions import CeleryUniqueError, InvalidPolicy
 from celery_unique.followers.call import FollowerCall
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.keys.arguments import visible_arguments
 from celery_unique.keys.call import Call
 from celery_unique.keys.identity import identify, policy_for, with_key
+from celery_unique.keys.unique_key import text_for_operators
 from celery_unique.policy.durations import milliseconds
 from celery_unique.policy.policy import UniquePolicy, warn_of_short_window
 from celery_unique.stores.base import Acquired, Claim
-from celery_unique.stores.record import ID_GIVEN, QUEUE_NAMED, letters, terminal_letters
+from celery_unique.stores.record import (
+    ID_GIVEN,
+    QUEUE_NAMED,
+    letters,
+    packed_label,
+    terminal_letters,
+)
 
 from .results import CallOutcome
 
@@ -76,6 +84,8 @@ class PublishRequest:
     join: str = ""
     #: A canvas or a callback waits for the id: the call follows what replaces it.
     canvas: bool = False
+    #: A text for operators.
+    label: str = ""
     #: The call itself names its queue, not its task or the routes.
     queue_named: bool = False
     #: The producer and the result that ``apply_many`` provides.
@@ -135,6 +145,8 @@ class PublishRequest:
         keep = terms.keep
         if self.awaited or self.queue_named:
             keep += ID_GIVEN * self.awaited + QUEUE_NAMED * self.queue_named
+        if self.label:
+            keep += packed_label(self.label)
         return Claim(
             task_id=self.task_id,
             task_name=self.task_name,
@@ -326,6 +338,8 @@ def prepare(
     identity = identify(call, policy, settings.key_secret, scope, ttl)
     request.key, request.arguments = identity.key, identity.arguments
     request.keep_ms = identity.keep_ms
+    if policy.label:
+        request.label = text_for_operators(policy.label, visible_arguments(call))
 
 
 def registered(app: Any, name: str) -> Any:

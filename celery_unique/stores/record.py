@@ -10,6 +10,7 @@ Times are milliseconds of the store's clock; tokens are microseconds.
 from __future__ import annotations
 
 import json
+from base64 import b32decode, b32encode
 from collections import OrderedDict
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -43,6 +44,20 @@ TERMINAL_LETTERS = frozenset("cdx")
 QUEUE_NAMED = "q"
 #: As that: the caller chose the id, or a canvas did, so that it may have been used before.
 ID_GIVEN = "i"
+#: Between those letters and a label, in base 32: that has no small letters.
+LABELLED = "|"
+
+
+def packed_label(label: str) -> str:
+    """A text for operators, in a form that no act takes for a letter of a state."""
+    return LABELLED + b32encode(label.encode()).decode().rstrip("=")
+
+
+def _unpacked_label(packed: str) -> str:
+    try:
+        return b32decode(packed + "=" * (-len(packed) % 8)).decode()
+    except ValueError:
+        return ""
 
 
 def letters(states: Any) -> str:
@@ -77,7 +92,8 @@ class TaskEntry:
     task_name: str = ""
     window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
     eta: int = 0
-    #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED and ID_GIVEN.
+    #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED and ID_GIVEN, and
+    #: its label.
     keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
@@ -132,6 +148,11 @@ class TaskEntry:
     def id_given(self) -> bool:
         """The caller chose its id."""
         return ID_GIVEN in self.keep
+
+    @property
+    def label(self) -> str:
+        """The text that its policy makes for operators; empty for none."""
+        return _unpacked_label(self.keep.partition(LABELLED)[2])
 
     @property
     def ending(self) -> bool:

@@ -72,7 +72,7 @@ app.conf.update(
         for name, task in ENTRIES.items()
     },
     task_default_queue="ticks",
-    # A clock of sixty seconds a second is looked at often enough.
+    # A clock that runs fast is looked at often enough.
     beat_max_loop_interval=0.1,
     redbeat_redis_url=SETTINGS["broker"],
     redbeat_lock_key=None,

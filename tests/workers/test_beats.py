@@ -1,7 +1,7 @@
 """Several beats publish each tick once: Celery's own, django-celery-beat's and RedBeat.
 
 The beats are killed, stopped and started again, and their clocks are apart. A crontab has minutes,
-so its clock runs sixty times as fast. ``make test-beats`` runs 300 ticks of each.
+so its clock runs thirty times as fast. ``make test-beats`` runs 300 ticks of each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from tests.support.worker import REPOSITORY
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
 #: How many ticks, one second apart.
-TICKS = int(os.environ.get("CELERY_UNIQUE_TICKS", "12"))
+TICKS = int(os.environ.get("CELERY_UNIQUE_TICKS", "8"))
+#: A minute of a crontab is two seconds.
+SPEED = 30
 #: How far the clocks of the beats are apart, in their own seconds.
 OFFSETS_S = (-1, 0, 1)
 
@@ -49,7 +51,7 @@ class Beats:
         self.redis = redis.Redis.from_url(url)
         self._kind, self._directory = kind, directory
         #: How fast the clock of a beat runs, and from when: all clocks have the same beginning.
-        self._speed = 60 if every_s is None else 1
+        self._speed = SPEED if every_s is None else 1
         self._tick_s = 60 if every_s is None else every_s
         self._began = time.time()
         self.settings: dict[str, Any] = {
@@ -180,8 +182,8 @@ def test_each_tick_is_published_once(
             time.sleep(chance.uniform(0.5, 2.5))
             beats.signal(victim, signal.SIGCONT)
             stopped += 1
-    ticks = beats.ticks()
     beats.close()
+    ticks = beats.ticks()
     of_policy = len(beats.messages("shop.unique"))
 
     doubled = [at for at, times in ticks.items() if times > 1]
@@ -193,7 +195,9 @@ def test_each_tick_is_published_once(
             f"with a policy of its own: {of_policy}"
         )
     assert (missed, doubled) == ([], [])
-    assert abs(of_policy - len(ticks)) <= 1  # one of the two may be on its way
+    # One of the two may be on its way. A beat that is killed after it published a task with a
+    # policy of its own, and before it recorded that, leaves the tick to another.
+    assert len(ticks) - 1 <= of_policy <= len(ticks) + 1 + killed
 
 
 def test_without_the_setting_every_beat_publishes_each_tick(beats_of: Any) -> None:

@@ -58,6 +58,7 @@ class LockView:
             "key": self.key,
             "task": entry.task_name,
             "task_id": self.task_id,
+            "label": entry.label or None,
             "state": self.state,
             "created_at": _moment(entry.created_at),
             "age_s": self.age_ms / 1000,

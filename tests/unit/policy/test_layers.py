@@ -51,6 +51,7 @@ def test_the_options_and_the_fields_they_set():
         "unique_on_conflict": "on_conflict",
         "unique_max_wait": "max_wait",
         "identity_strategy": "identity_strategy",
+        "unique_label": "label",
     }
 
     assert expected == OPTION_FIELDS

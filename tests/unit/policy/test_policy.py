@@ -50,6 +50,7 @@ def test_a_policy_by_default_is_what_unique_true_means():
         "key": None,
         "max_wait": None,
         "identity_strategy": "strict",
+        "label": None,
     }
 
 
