@@ -19,8 +19,8 @@ DOCUMENTED = {
         BatchInterrupted CallOptions CeleryUniqueError ConfigurationError DuplicateTask
         IdempotencyKeyConflict IdempotencyKeyRequired InvalidPolicy Lock StoreUnavailable
         TaskOptions UniqueApp UniqueEagerResult UniqueKeyError UniquePolicy UniqueResult UniqueTask
-        UnreadableRecord aio apply_many install lookup manifest release shared_task time_bucket
-        unique_acquired unique_conflict unique_lost unique_released unique_store_error
+        UnreadableRecord aio apply_many install live_locks lookup manifest release shared_task
+        time_bucket unique_acquired unique_conflict unique_lost unique_released unique_store_error
         unique_superseded __version__""",
     "celery_unique.aio": "apply_async apply_many delay lookup release",
     "celery_unique.exceptions": """

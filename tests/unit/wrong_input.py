@@ -68,6 +68,10 @@ WRONG_VALUES: dict[str, dict[str, list[Any]]] = {
     },
     "max_wait": {"type": NOT_DURATIONS, "value": WRONG_DURATIONS},
     "identity_strategy": {"type": [*ANY_TYPE, ["strict"]], "value": ["", "unique", "caller"]},
+    "label": {
+        "type": [1, 1.5, True, b"{a}", ["{a}"], {"a": 1}, OBJECT],
+        "value": ["", " ", "{}", "{0}", "{a", "a}", "{a b}", "{a!z}{", "{a:{}}", "{.a}"],
+    },
 }
 CHOICES: dict[str, Any] = {
     "keys": DIMENSIONS,

@@ -83,6 +83,7 @@ def test_every_option_has_a_setting_for_its_default():
         "unique_default_on_conflict",
         "unique_default_max_wait",
         "unique_default_identity_strategy",
+        "unique_default_label",
     }
 
 
@@ -338,7 +339,7 @@ def test_a_name_that_several_begin_with_lists_those():
         "unique_default is not a setting, and nothing reads it. Use "
         "'unique_default_by', 'unique_default_on', 'unique_default_meta', 'unique_default_for', "
         "'unique_default_states', 'unique_default_on_conflict', 'unique_default_key', "
-        "'unique_default_max_wait' or 'unique_default_identity_strategy'"
+        "'unique_default_max_wait', 'unique_default_identity_strategy' or 'unique_default_label'"
     )
     with pytest.raises(ConfigurationError, match=r"not a setting\. Use 'unique_default_by'"):
         check_setting_names(["unique_default"])
