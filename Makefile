@@ -34,6 +34,8 @@ REPLACES ?= 100000
 INTERRUPTS ?= 5
 # How many ticks of each kind of beat make test-beats waits for; make test waits for a few.
 TICKS ?= 300
+# How many guarded tasks of 4 s make test-guard runs on each broker; make test runs a few.
+GUARDED ?= 1000
 # How long make chaos breaks things, and the seed of what it does: make chaos MINUTES=2 SEED=7
 MINUTES ?= 10
 SEED ?=
@@ -43,7 +45,7 @@ DISTRIBUTED = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(DISTRIBUTED)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test all-tests test-fast test-versions test-django test-many test-beats chaos prove bench bench-docs lint docs services
+.PHONY: help demo example test all-tests test-fast test-versions test-django test-many test-beats test-guard chaos prove bench bench-docs lint docs services
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +84,9 @@ test-many: services .venv/.installed-dev ## Ten thousand unique calls on Redis, 
 
 test-beats: services .venv/.installed-dev ## Three beats of each kind, killed, stopped and with clocks apart: 300 ticks each, in about 45 minutes
 	CELERY_UNIQUE_TICKS=$(TICKS) $(BIN)/python -m pytest tests/workers/test_beats.py $(ARGS)
+
+test-guard: services .venv/.installed-dev ## A thousand plain late acknowledged tasks on Redis, RabbitMQ and SQS that deliver them twice: as plain Celery, and guarded
+	CELERY_UNIQUE_GUARDED=$(GUARDED) $(BIN)/python -m pytest -s -q tests/workers/test_guard_on_brokers.py $(ARGS)
 
 chaos: services .venv/.installed-dev ## Ten minutes of kills, stops, restarts and cuts; then what became of every call
 	$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -105,6 +105,10 @@ def _check_store(app_state: AppState) -> None:
     """Stop a worker or beat whose tasks need a store and have none. (The receiver of a signal
     cannot raise an ordinary exception.)"""
     try:
+        _ = app_state.settings  # wrong whatever the tasks are
+    except ConfigurationError as error:
+        raise SystemExit(f"celery_unique: {error}") from None
+    try:
         _ = app_state.store
     except ConfigurationError as error:
         if _has_unique_tasks(app_state):

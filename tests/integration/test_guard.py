@@ -12,7 +12,11 @@ from celery_unique import ConfigurationError, InvalidPolicy
 from celery_unique.config.app_state import state_of
 from celery_unique.config.leases import RESTORE_MARGIN_S
 from celery_unique.header import HEADER
-from celery_unique.keys.digest import guard_key
+from celery_unique.keys.digest import guard_key, guard_text
+from celery_unique.operations.explain import explain_record, meaning
+from celery_unique.operations.select import Selection, find, select
+from celery_unique.stores.base import Start
+from celery_unique.stores.record import Record
 from tests.support import eventually
 from tests.support.app import define, flush, make_app, messages, plain_app, value_of, working
 
@@ -351,7 +355,68 @@ def test_a_wrong_setting_is_a_configuration_error(value):
     assert raised.value.setting == "unique_guard"
 
 
+@pytest.mark.parametrize("setting", ["unique_guard", "unique_run_lease"])
+def test_a_worker_with_a_wrong_setting_does_not_start(setting):
+    """It would run without the library: Celery ignores what the receiver of a signal raises."""
+    app = make_app("memory://", **{setting: "sometimes"})
+    define(app)
+
+    with pytest.raises(SystemExit, match=rf"celery_unique: {setting}"), working(app):
+        pytest.fail("it has started")
+
+
 def test_install_takes_the_setting():
     app = celery_unique.install(plain_app(), guard="late")
 
     assert state_of(app).settings.guard == "late"
+
+
+# -- what operators see -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(local_app):
+    """A guarded task that a worker has started."""
+    task_id = uuid()
+    start = Start(task_id, "w1@host/1/1/1", "shop.guarded", 60_000, 60_000)
+    state_of(local_app).store.start(guard_key(task_id), start)
+    return local_app, task_id
+
+
+def test_the_guard_of_a_running_task_is_listed_as_such(held):
+    app, task_id = held
+
+    [lock] = select(state_of(app), Selection())
+
+    document = lock.as_document()
+    assert (document["task_id"], document["state"], document["guard"]) == (task_id, "active", True)
+    assert (document["task"], document["worker"]) == ("shop.guarded", "w1@host")
+
+
+def test_its_id_finds_it_and_says_what_its_key_is_made_of(held):
+    app, task_id = held
+
+    [(key, record, now)] = find(state_of(app), task_id)
+
+    explanation = explain_record(key, record, now)
+    assert key == guard_key(task_id)
+    assert explanation.made_from == f'{{"guard":"{task_id}"}}'
+    assert meaning(explanation.locks[0]) == "running; a second delivery of this task waits"
+
+
+def test_the_lock_of_a_call_is_no_guard(local_app):
+    task = define(local_app, unique=True)
+    result = task.delay(1)
+
+    [lock] = select(state_of(local_app), Selection())
+
+    assert (lock.task_id, lock.guards) == (result.id, False)
+    assert explain_record(lock.key, Record(tasks={lock.task_id: lock.entry}), 0).made_from is None
+
+
+def test_the_key_of_a_guard_is_pinned():
+    assert guard_text("5b1f") == '{"guard":"5b1f"}'
+    assert guard_key("5b1f") == (
+        "1:99f952846727152282f93735fdec12a1062f8b0d54fa3cba943aefdfd2e33920"
+    )
+    assert guard_text("5b1f", 2) == '{"guard":"5b1f","nesting":2}'

@@ -1,0 +1,228 @@
+"""Many late acknowledged tasks on a broker that delivers their messages again while they run."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from tests.support import Worker
+from tests.workers.apps.redelivered import TASK, VARIABLE, make_app
+
+#: Run and worker of a body, with its time of begin and end: None if it was killed.
+Run = tuple[str, str, float, float | None]
+
+
+@dataclass
+class Figures:
+    """What became of the calls."""
+
+    calls: int
+    runs: int = 0
+    overlaps: int = 0
+    lost: int = 0
+    more_than_once: int = 0
+    kills: int = 0
+    #: Deliveries that a guard has dropped: the broker did deliver messages twice.
+    dropped: int = 0
+    seconds: float = 0.0
+
+    def row(self, *names: str) -> str:
+        cells = [
+            *names,
+            f"{self.calls:,}",
+            f"{self.runs:,}",
+            f"{self.more_than_once:,}",
+            f"{self.overlaps:,}",
+            f"{self.lost:,}",
+            f"{self.seconds:.0f} s",
+        ]
+        return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| broker | faults | tasks | calls | runs | ran more than once | overlaps | lost | took |\n"
+    "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+@dataclass
+class Redelivery:
+    """One app, its workers, and the diary of its bodies."""
+
+    directory: Path
+    settings: dict[str, Any]
+    workers: int
+    concurrency: int
+    running: dict[str, Worker] = field(default_factory=dict)
+    killed: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.redis = redis.Redis.from_url(self.settings["redis_url"], decode_responses=True)
+        # As any producer: the library is the worker's business.
+        self.caller: Celery = make_app(**{**self.settings, "mode": "plain"})
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        names = [f"redelivered{n}" for n in range(self.workers)]
+        try:
+            for name in names:
+                self.start(name, wait=False)
+            for worker in self.running.values():
+                worker.wait_for_log(r"ready\.", 60)
+            yield
+        finally:
+            for worker in self.running.values():
+                worker.kill()
+            self.caller.close()
+
+    def start(self, name: str, *, wait: bool = True) -> Worker:
+        number = len(list(self.directory.glob("*.log")))
+        worker = Worker(
+            "tests.workers.apps.redelivered",
+            name=name,
+            pool="threads",
+            concurrency=self.concurrency,
+            queues=["work"],
+            env={VARIABLE: json.dumps(self.settings)},
+            log_path=self.directory / f"{name}-{number}.log",
+        )
+        self.running[name] = worker
+        if wait:
+            worker.start()
+        else:
+            worker.launch()
+        return worker
+
+    def call(self, number: int) -> None:
+        for n in range(number):
+            self.caller.send_task(TASK, (n,), ignore_result=False)
+
+    def kill_one(self) -> None:
+        """SIGKILL a worker that is ready, and start it again under its name.
+
+        It stops to consume before: Redis has no record of a message between the list and the
+        worker, so that one is lost with any worker, guarded or not.
+        """
+        ready = [name for name, each in self.running.items() if "ready." in each.log()]
+        if not ready:
+            return
+        name = random.choice(ready)
+        worker = self.running[name]
+        self.caller.control.cancel_consumer("work", destination=[worker.hostname])
+        time.sleep(1.2)  # a pop of the list lasts for a second
+        worker.kill()
+        self.killed.setdefault(worker.hostname, []).append(time.time())
+        self.start(name, wait=False)
+
+    def revive(self) -> None:
+        """Start the workers again that have ended by themselves."""
+        for name, worker in list(self.running.items()):
+            if not worker.is_running():
+                self.killed.setdefault(worker.hostname, []).append(time.time())
+                self.start(name, wait=False)
+
+    def ended(self, number: int) -> int:
+        with self.redis.pipeline(transaction=False) as pipe:
+            for n in range(number):
+                pipe.exists(f"ends:{n}")
+            return sum(pipe.execute())
+
+    def await_ends(self, number: int, timeout: float, meanwhile: Callable[[], None]) -> None:
+        """Until every task has ended once, or none has for long: those are lost."""
+        until = time.monotonic() + timeout
+        while self.ended(number) < number and time.monotonic() < until:
+            meanwhile()
+            time.sleep(0.2)
+
+    def await_silence(self, number: int, quiet_s: float, timeout: float) -> None:
+        """No task has begun for a while: no copy is left to run."""
+
+        def begun() -> int:
+            with self.redis.pipeline(transaction=False) as pipe:
+                for n in range(number):
+                    pipe.llen(f"begins:{n}")
+                return sum(pipe.execute())
+
+        until, seen, since = time.monotonic() + timeout, begun(), time.monotonic()
+        while time.monotonic() - since < quiet_s and time.monotonic() < until:
+            self.revive()
+            time.sleep(0.3)
+            if (now := begun()) != seen:
+                seen, since = now, time.monotonic()
+
+    def figures(self, number: int) -> Figures:
+        figures = Figures(number, kills=sum(map(len, self.killed.values())))
+        for n in range(number):
+            runs = self.runs(n)
+            figures.runs += len(runs)
+            figures.more_than_once += len(runs) > 1
+            figures.lost += not any(run[3] for run in runs)
+            figures.overlaps += self._overlaps(runs)
+        logs = (path.read_text(errors="replace") for path in self.directory.glob("*.log"))
+        figures.dropped = sum(log.count("it has already finished") for log in logs)
+        return figures
+
+    def runs(self, n: int) -> list[Run]:
+        ends = self.redis.hgetall(f"ends:{n}")
+        begins = [json.loads(line) for line in self.redis.lrange(f"begins:{n}", 0, -1)]
+        return [
+            (run, worker, at, float(ends[run]) if run in ends else None)
+            for run, worker, at in begins
+        ]
+
+    def _overlaps(self, runs: Sequence[Run]) -> int:
+        """How many runs began while another one of the same task lasted."""
+        spans = sorted((at, self._end(run)) for run in runs for at in [run[2]])
+        overlaps, latest = 0, 0.0
+        for begin, end in spans:
+            overlaps += begin < latest
+            latest = max(latest, end)
+        return overlaps
+
+    def _end(self, run: Run) -> float:
+        _, worker, began, ended = run
+        if ended is not None:
+            return ended
+        return min((at for at in self.killed.get(worker, ()) if at >= began), default=time.time())
+
+
+def play(
+    stage: Redelivery,
+    number: int,
+    *,
+    timeout: float,
+    quiet_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Figures:
+    """Call, wait for the ends and for what may still come, and count."""
+    with stage.working():
+        began = time.monotonic()
+        stage.call(number)
+        stage.await_ends(number, timeout, meanwhile)
+        took = time.monotonic() - began
+        stage.await_silence(number, quiet_s, 60)  # without a guard it may go on for ever
+        figures = stage.figures(number)
+    figures.seconds = took
+    return figures
+
+
+def every(seconds: float, act: Callable[[], None], times: int) -> Callable[[], None]:
+    """``act``, that often at most, with a pause between."""
+    last, done = [time.monotonic()], [0]
+
+    def maybe() -> None:
+        if done[0] < times and time.monotonic() - last[0] >= seconds:
+            done[0] += 1
+            act()
+            last[0] = time.monotonic()
+
+    return maybe
