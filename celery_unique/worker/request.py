@@ -124,7 +124,14 @@ class UniqueRequestMixin:
         else:
             if not self.acknowledged:
                 delivery.notice_acknowledgement(self._message)
-            super().acknowledge()  # type: ignore[misc]
+            try:
+                super().acknowledge()  # type: ignore[misc]
+            except Exception:
+                # The connection broke meanwhile: whether it was sent is not known, and the end of
+                # the task must be recorded in any case.
+                delivery.redelivered = True
+                delivery.acknowledged()
+                raise
         delivery.acknowledged()
         # It waited for a thread of the pool for so long that it was delivered again:
         # the body, which is still to come, must leave a done mark.

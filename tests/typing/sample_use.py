@@ -28,6 +28,7 @@ def rebuild_index(shop_id: int, full: bool = False) -> str:
     unique_on_conflict="replace",
     unique_max_wait=timedelta(hours=1),
     identity_strategy="strict",
+    unique_guard=True,
     name="shop.reindex",
     max_retries=3,
     acks_late=True,

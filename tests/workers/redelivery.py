@@ -63,7 +63,8 @@ class Redelivery:
     workers: int
     concurrency: int
     running: dict[str, Worker] = field(default_factory=dict)
-    killed: dict[str, list[float]] = field(default_factory=dict)
+    #: Before and after each kill.
+    killed: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.redis = redis.Redis.from_url(self.settings["redis_url"], decode_responses=True)
@@ -117,17 +118,21 @@ class Redelivery:
             return
         name = random.choice(ready)
         worker = self.running[name]
-        self.caller.control.cancel_consumer("work", destination=[worker.hostname])
+        options = {"destination": [worker.hostname], "timeout": 5.0, "limit": 1}
+        if not self.caller.control.cancel_consumer("work", reply=True, **options):
+            return
         time.sleep(1.2)  # a pop of the list lasts for a second
+        before = time.time()
         worker.kill()
-        self.killed.setdefault(worker.hostname, []).append(time.time())
+        self.killed.setdefault(worker.hostname, []).append((before, time.time()))
         self.start(name, wait=False)
 
     def revive(self) -> None:
         """Start the workers again that have ended by themselves."""
         for name, worker in list(self.running.items()):
             if not worker.is_running():
-                self.killed.setdefault(worker.hostname, []).append(time.time())
+                now = time.time()
+                self.killed.setdefault(worker.hostname, []).append((now, now))
                 self.start(name, wait=False)
 
     def ended(self, number: int) -> int:
@@ -192,7 +197,8 @@ class Redelivery:
         _, worker, began, ended = run
         if ended is not None:
             return ended
-        return min((at for at in self.killed.get(worker, ()) if at >= began), default=time.time())
+        ends = [max(before, began) for before, at in self.killed.get(worker, ()) if at >= began]
+        return min(ends, default=time.time())
 
 
 def play(
