@@ -48,6 +48,9 @@ class Figures:
         return "| " + " | ".join(cells) + " |"
 
 
+#: Many times what a redelivery takes.
+GIVE_UP_S = 30.0
+
 HEAD = (
     "| broker | faults | tasks | calls | runs | ran more than once | overlaps | lost | took |\n"
     "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -142,9 +145,13 @@ class Redelivery:
             return sum(pipe.execute())
 
     def await_ends(self, number: int, timeout: float, meanwhile: Callable[[], None]) -> None:
-        """Until every task has ended once, or none has for long: those are lost."""
-        until = time.monotonic() + timeout
-        while self.ended(number) < number and time.monotonic() < until:
+        """Until every task has ended once, or none has for a long time: the others are lost."""
+        until, seen, since = time.monotonic() + timeout, 0, time.monotonic()
+        while (ended := self.ended(number)) < number and time.monotonic() < until:
+            if ended != seen:
+                seen, since = ended, time.monotonic()
+            elif time.monotonic() - since > GIVE_UP_S:
+                break
             meanwhile()
             time.sleep(0.2)
 
