@@ -50,7 +50,8 @@ class UniqueFixup:
         signals.celeryd_init.connect(self.on_celeryd_init, dispatch_uid=object())
         signals.worker_init.connect(self.on_worker_init, dispatch_uid=object())
         signals.beat_init.connect(self.on_beat_init, dispatch_uid=object())
-        app.on_after_finalize.connect(self.on_finalize, weak=False, dispatch_uid=object())
+        if app.on_after_finalize is not None:  # not made yet in the copy of a spawned process
+            app.on_after_finalize.connect(self.on_finalize, weak=False, dispatch_uid=object())
         signals.worker_process_shutdown.connect(
             self.on_worker_process_shutdown, dispatch_uid=object()
         )

@@ -29,6 +29,7 @@ def rebuild_index(shop_id: int, full: bool = False) -> str:
     unique_max_wait=timedelta(hours=1),
     identity_strategy="strict",
     unique_guard=True,
+    unique_label="{shop_id}",
     name="shop.reindex",
     max_retries=3,
     acks_late=True,
