@@ -59,7 +59,7 @@ class RecordedStore(ABC):
         return self._act(key, lambda record, us: acts.cancel(record, task_id, mark_ms, us // 1000))
 
     def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
-        return self._act(key, lambda record, us: acts.release(record, task_id, us // 1000, lease))
+        return self._act(key, lambda record, us: acts.release(record, task_id, lease, us // 1000))
 
     def start(self, key: str, start: Start) -> Started:
         return self._act(key, lambda record, us: acts.start(record, start, us))

@@ -82,7 +82,7 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
     return "cancelled"
 
 
-def release(record: Record, task_id: str | None, now: int, lease: int = 0) -> int:
+def release(record: Record, task_id: str | None, lease: int, now: int) -> int:
     record.purge(now)
     count = 0
     for candidate in [task_id] if task_id else list(record.tasks):

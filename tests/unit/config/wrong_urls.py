@@ -169,6 +169,8 @@ WRONG_URLS: dict[str, Wrong] = {
     },
     "redis": redis("redis"),
     "rediss": with_tls(redis("rediss"), "rediss://me:hunter2@127.0.0.1:{port}"),
+    "valkey": redis("valkey"),
+    "valkeys": with_tls(redis("valkeys"), "valkeys://me:hunter2@127.0.0.1:{port}"),
     "redis+cluster": cluster("redis+cluster"),
     "rediss+cluster": with_tls(
         cluster("rediss+cluster"), "rediss+cluster://me:hunter2@127.0.0.1:{port}"
