@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
@@ -297,7 +298,13 @@ def test_a_loop_goes_on_during_calls_and_an_outage(start_server, start_proxy, re
         assert set(outcomes) == {"unavailable"}
         return hearts
 
-    hearts = asyncio.run(measure())
+    # The objects of a whole test run would take the collector longer than any call.
+    gc.collect()
+    gc.freeze()
+    try:
+        hearts = asyncio.run(measure())
+    finally:
+        gc.unfreeze()
     state_of(app).store.close()
 
     report(f"longest stall of the event loop during {CALLS} calls of {CALLERS} callers:")
@@ -307,7 +314,7 @@ def test_a_loop_goes_on_during_calls_and_an_outage(start_server, start_proxy, re
     assert hearts["task.delay"].late_ms > 50  # what is measured here
     # A busy machine lets the loop wait, too, but never for as long as a call waits for the store.
     assert all(heart.late_ms < 900 for heart in ours)
-    assert all(heart.busy_ms < 50 for heart in ours)
+    assert all(heart.busy_ms < hearts["task.delay"].busy_ms / 4 for heart in ours)
 
 
 def test_it_is_public():
