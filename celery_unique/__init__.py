@@ -6,6 +6,7 @@ package costs next to nothing and loads no store.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -98,3 +99,12 @@ if not TYPE_CHECKING:  # a type checker would take any name for granted
 
 def __dir__() -> list[str]:
     return list(__all__)
+
+
+def _check_django(**facts: Any) -> Any:
+    return import_module(".contrib.django.checks", __name__).check_installed_apps(**facts)
+
+
+# A Django project that imports this library, and does not have its app in INSTALLED_APPS.
+if _checks := sys.modules.get("django.core.checks"):
+    _checks.register(_check_django, "celery_unique")

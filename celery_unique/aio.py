@@ -124,6 +124,9 @@ class _Call:
             if self.task is not None:
                 self.task.request_stack.pop()
                 _task_stack.pop()
+            # Its traceback has this frame, and so itself: a cycle, which would be collected in the
+            # thread of the loop and stop it for milliseconds.
+            del self
 
 
 class _Threads:
@@ -220,6 +223,8 @@ async def _in_thread(what: str, function: Callable[[], R]) -> R:
         if not future.cancelled():
             future.add_done_callback(partial(_report_abandoned, what))
         raise
+    finally:
+        del future, function  # not a cycle: the future has the error, whose traceback has them
 
 
 def _report_abandoned(what: str, future: Future[Any]) -> None:

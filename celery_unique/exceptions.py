@@ -119,6 +119,10 @@ class UniqueKeyError(CeleryUniqueError, ValueError):
         return {"argument": self.argument}
 
 
+#: How a `DuplicateTask` of a call begins its reason that found ``unique_max_queue`` parked ones.
+LANE_IS_FULL = "its lane is full"
+
+
 class DuplicateTask(CeleryUniqueError):
     """The key is held by another task and the call was not published.
 
@@ -160,6 +164,8 @@ class DuplicateTask(CeleryUniqueError):
         )
 
     def _cure(self) -> str:
+        if self.reason is not None and LANE_IS_FULL in self.reason:
+            return "Call again once some have run, or raise unique_max_queue or unique_limit"
         # The caller's key wins over unique=False.
         by_key = self.by_idempotency_key
         new_work = "take a new idempotency_key for new work"

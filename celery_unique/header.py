@@ -99,11 +99,14 @@ class LockHeader:
     copies: bool = False
     #: Made by a worker, of a task without a key: it guards the deliveries of this id alone.
     guard: bool = False
+    #: Values of other calls may be merged into this task: the store has them.
+    merge: bool = False
     # Added by the worker that starts it, for the process that runs the body.
     delivery: str = ""
     token: int = 0
     again: bool = False  # this message may exist twice
     watched: bool = False  # the worker sends the events of this task
+    payload: str = ""  # the values of all merged calls, see ``stores.record_payloads``
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -153,7 +156,7 @@ class LockHeader:
     def receive_as(self, delivery: str) -> None:
         """In a worker that receives the message: set the fields anew that only a worker sets."""
         self.delivery = delivery
-        self.token, self.again, self.watched = 0, False, False
+        self.token, self.again, self.watched, self.payload = 0, False, False, ""
 
     def as_published(self) -> LockHeader:
         """Without the fields that only a worker sets, for a retry: a message of its own, of which
@@ -166,6 +169,7 @@ class LockHeader:
             token=0,
             again=False,
             watched=False,
+            payload="",
         )
 
 
@@ -183,10 +187,12 @@ _FIELDS = {
     "by": "sent_by",
     "copies": "copies",
     "guard": "guard",
+    "merge": "merge",
     "delivery": "delivery",
     "token": "token",
     "again": "again",
     "watched": "watched",
+    "payload": "payload",
 }
 
 
@@ -244,6 +250,8 @@ def _checks() -> dict[str, tuple[Callable[[object], bool], str]]:
         "token": (_is_number(_LAST_TOKEN), "a whole number of microseconds"),
         "copies": (_is_flag, "true or false"),
         "guard": (_is_flag, "true or false"),
+        "merge": (_is_flag, "true or false"),
+        "payload": (_is_name(sys.maxsize), "a text"),
         "again": (_is_flag, "true or false"),
         "watched": (_is_flag, "true or false"),
     }

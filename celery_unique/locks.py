@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from .keys.call import Call
 from .keys.digest import key_of
 from .keys.identity import canonical_text, idempotency_identity, identity, with_key
 from .policy.policy import UniquePolicy
-from .publish.request import queue_of, registered
+from .publish.request import current_request, queue_of, registered
 from .publish.stale_holders.lock_view import StoreClock
 from .stores.record import Record, TaskEntry
 
@@ -50,6 +50,10 @@ class Lock:
     last_duplicate_at: datetime | None = None
     worker: str | None = None
     label: str = ""  # the text of unique_label
+    parked: int = 0  # calls that wait for their turn under the key
+    position: int = (
+        0  # of the parked call whose id was looked up: 1 is the next; 0: of no such call
+    )
 
 
 def lookup(
@@ -66,7 +70,8 @@ def lookup(
     """Return the lock of a call, of a key or of a task's id; None if nothing is recorded.
 
     ``headers`` are those of the call, for a task with ``unique_meta``. An id that this process has
-    not published is searched for among all locks. A lock whose window has passed while its task
+    not published is searched for among all locks. The id of a parked call returns the lock that it
+    waits for, with the ``position`` of the call. A lock whose window has passed while its task
     waits or runs is returned, too: the next call is admitted beside it.
     """
     app_state, key = _find(task, args, kwargs, key, idempotency_key, headers, task_id, app)
@@ -79,7 +84,11 @@ def lookup(
             record, now = app_state.store.read(key)
     if task_id is not None:
         held = record.tasks.get(task_id)
-        return None if held is None or held.released else _lock(key, task_id, held, now)
+        if held is not None and not held.released:
+            return _lock(key, task_id, held, now, record.parked)
+        parked = app_state.store.parked(key) if held is None and record.parked else []
+        lock = lock_of(key, record, now) if task_id in parked else None
+        return None if lock is None else replace(lock, position=parked.index(task_id) + 1)
     return lock_of(key, record, now)
 
 
@@ -90,7 +99,7 @@ def live_locks(app: Any = None) -> Iterator[Lock]:
     for key, record in app_state.store.walk():
         for task_id, task in record.tasks.items():
             if not task.released and not task.terminal:
-                yield _lock(key, task_id, task, clock.now())
+                yield _lock(key, task_id, task, clock.now(), record.parked)
 
 
 def _is_behind(app_state: AppState, key: str, record: Record) -> bool:
@@ -140,10 +149,10 @@ def lock_of(key: str, record: Record, now: int) -> Lock | None:
     if not tasks:
         return None
     task_id, task = max(tasks, key=lambda item: (item[1].running, item[1].created_at))
-    return _lock(key, task_id, task, now)
+    return _lock(key, task_id, task, now, record.parked)
 
 
-def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
+def _lock(key: str, task_id: str, task: TaskEntry, now: int, parked: int) -> Lock:
     return Lock(
         key=key,
         task_name=task.task_name,
@@ -157,6 +166,7 @@ def _lock(key: str, task_id: str, task: TaskEntry, now: int) -> Lock:
         last_duplicate_at=moment_of(task.last_duplicate_at) if task.last_duplicate_at else None,
         worker=DeliveryName.parse(task.delivery).worker or None,
         label=task.label,
+        parked=parked,
     )
 
 
@@ -200,8 +210,10 @@ def _key_of_id(app_state: AppState, task_id: str) -> str | None:
     known = app_state.part(UniqueTaskCoordinator).client.published.get(task_id)
     if known is not None:
         return known
-    walk = app_state.store.walk()
-    return next((key for key, record in walk if task_id in record.tasks), None)
+    for key, record in app_state.store.walk():
+        if task_id in record.tasks or (record.parked and task_id in app_state.store.parked(key)):
+            return key
+    return None
 
 
 def key_of_idempotency_key(
@@ -216,20 +228,31 @@ def text_of_idempotency_key(
     app_state: AppState, task: Any, idempotency_key: str, headers: Mapping[str, Any] | None = None
 ) -> str:
     """The canonical text whose digest is the key."""
-    settings = app_state.settings
-    if task is None and settings.idempotency_scope == "task":
+    scope, parent = app_state.settings.idempotency_scope, current_request(app_state)
+    if task is None and scope != "app":
         raise InvalidPolicy(
-            "An idempotency_key belongs to its task (unique_idempotency_scope='task'): "
+            f"An idempotency_key belongs to its task (unique_idempotency_scope={scope!r}): "
             "give the task as well.",
             field="task",
+        )
+    if scope == "run" and parent is None:
+        raise InvalidPolicy(
+            "An idempotency_key belongs to the run of the task that made the call "
+            "(unique_idempotency_scope='run'), and no task is running here: give task_id= or key= "
+            "of the result instead.",
+            field="idempotency_key",
         )
     name = "" if task is None else _name_of(task)
     options = with_key({"idempotency_key": idempotency_key})
     policy = _policy_of(app_state, name, options)[0]
     _require_headers(name or "a task", policy, headers)
-    call = Call(task_name=name, idempotency_key=idempotency_key, meta=headers or {})
+    call = Call(
+        task_name=name,
+        idempotency_key=idempotency_key,
+        meta=headers or {},
+        run_id=parent.id if parent is not None else None,
+    )
     meta_keys = policy.meta_keys if policy is not None else None
-    scope = settings.idempotency_scope
     return canonical_text(idempotency_identity(call, scope=scope, meta_keys=meta_keys))
 
 
@@ -293,7 +316,7 @@ def text_of_call(
         queue=_queue(app_state, name, args, kwargs, task) if "queue" in policy.keys else "",
         meta=headers or {},
     )
-    return canonical_text(identity(call, policy))
+    return canonical_text(identity(call, policy), name)
 
 
 def _policy_of(

@@ -14,18 +14,19 @@ from typing import Any
 from celery.utils.dispatch import Signal
 
 from .exceptions import StoreUnavailable, UnreadableRecord
-from .stores.base import Holder
+from .stores.base import Acquired, Holder
 from .stores.bounded import BoundedDict
 from .stores.failover import FailOver
 
 logger = logging.getLogger("celery_unique")
 
 
-#: A call acquired its key. ``task_id, key, app``
+#: A call acquired its key. ``task_id, key, app``; ``parked`` (true) if it has waited in a lane
 unique_acquired = Signal(name="unique_acquired")
 
 #: A call found its key held. ``task_id`` (the holder's), ``state, key, on_conflict, waited_s``
-#: (how long the holder has waited in the queue; 0 in any other state), ``app``; ``dry_run`` in one
+#: (how long the holder has waited in the queue; 0 in any other state), ``app``; ``dry_run`` in one;
+#: ``position`` (in its lane) if the call is parked
 unique_conflict = Signal(name="unique_conflict")
 
 #: A key was released: its task finished or was revoked, or an operator released it.
@@ -108,6 +109,31 @@ superseded = Event(
 )
 joined = Event(INFO, "joined", f"joined {_TASK} to holder %(by)s", "by")
 joined_replacement = Event(INFO, "joined", f"joined {_TASK} to its replacement %(by)s", "by")
+_parked = Event(
+    INFO,
+    "queued",
+    f"parked {_TASK} at position %(position)d of its lane",
+    "position",
+)
+_lane_full = Event(
+    INFO,
+    "lane_full",
+    "refused %(task_name)s: its lane is full, with %(position)d parked calls",
+    "position",
+)
+called = Event(
+    DEBUG,
+    "called",
+    f"published parked {_TASK}: it has its turn under key %(key)s",
+    "key",
+    "parked",
+    signal=unique_acquired,
+)
+called_again = Event(
+    WARNING,
+    "called_again",
+    f"published parked {_TASK} once more: its first publish was not confirmed in time",
+)
 promoted = Event(
     WARNING, "promoted", f"promoted follower {_TASK}: holder %(by)s died or was dropped", "by"
 )
@@ -257,6 +283,24 @@ def conflict(
         on_conflict=on_conflict,
         waited_s=waited_ms / 1000,
         **({"dry_run": True} if dry_run else {}),
+        app=app,
+    )
+
+
+def parked(app: Any, task_name: str, task_id: str, acquired: Acquired, key: str) -> None:
+    """Without a task id: the lane was full."""
+    (_parked if task_id else _lane_full)(task_name, task_id, position=acquired.position)
+    if not unique_conflict.receivers:
+        return
+    holder = acquired.holder
+    unique_conflict.send(
+        sender=task_name,
+        task_id="" if holder is None else holder.task_id,
+        state="" if holder is None else str(holder.state),
+        key=key,
+        on_conflict="queue",
+        waited_s=0.0,
+        **({"position": acquired.position} if task_id else {}),
         app=app,
     )
 

@@ -62,6 +62,7 @@ class AppState:
         #: Replaces the store of the settings.
         self._instead: LockStore | None = None
         self._store_watchers: list[Callable[[LockStore], None]] = []
+        self._part_watchers: list[Callable[[Any], None]] = []
         self._store_made_from: tuple[Any, ...] = ()
         #: The last walk of the store for the keys of ids: when, how long (seconds), and the result.
         self.found_keys: tuple[float, float, dict[str, str]] = (-math.inf, 0.0, {})
@@ -199,8 +200,18 @@ class AppState:
         part = self.parts.get(kind)
         if part is None:
             with self._mutex:
-                part = self.parts[kind] = kind.of(self)
+                part = kind.of(self)
+                for watch in self._part_watchers:
+                    watch(part)
+                self.parts[kind] = part
         return part
+
+    def watch_parts(self, watch: Callable[[Any], None]) -> None:
+        """Call ``watch`` with every part of this app, made already or later."""
+        with self._mutex:
+            self._part_watchers.append(watch)
+            for part in list(self.parts.values()):
+                watch(part)
 
     def is_guarded(self, name: str, task: Any) -> bool:
         """Whether a worker guards the messages of this task that have no key."""
@@ -226,6 +237,10 @@ def make_state(app: Any) -> AppState:
     if app_state is None:
         app_state = app.__dict__[STATE_ATTRIBUTE] = AppState(app)
     return app_state  # type: ignore[no-any-return]
+
+
+def is_installed(app: Any) -> bool:
+    return STATE_ATTRIBUTE in app.__dict__
 
 
 def state_of(app: Any) -> AppState:

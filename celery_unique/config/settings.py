@@ -22,8 +22,8 @@ from celery_unique.exceptions import (
     warn_user,
 )
 from celery_unique.policy.durations import parse_duration
-from celery_unique.policy.fields import CHECKS
-from celery_unique.policy.option_names import OPTION_FIELDS
+from celery_unique.policy.fields import BOUNDS, CHECKS
+from celery_unique.policy.option_names import IDEMPOTENCY_SCOPES, OPTION_FIELDS
 from celery_unique.policy.policy import UniquePolicy
 
 __all__ = [
@@ -282,7 +282,8 @@ SETTINGS: dict[str, Setting] = {
     "unique_follower_codec": Setting(
         _codec,
         None,
-        "Encrypts the messages of duplicates that join the holder, which are kept in the store.",
+        "Encrypts what the store keeps of calls: messages of duplicates that join the holder and "
+        "of parked calls, and merged values.",
         "Arguments are secret, and others can read the store or its backups.",
         "none",
     ),
@@ -302,9 +303,10 @@ SETTINGS: dict[str, Setting] = {
         "20",
     ),
     "unique_idempotency_scope": Setting(
-        _one_of("task", "app"),
+        _one_of(*IDEMPOTENCY_SCOPES),
         "task",
-        "Whether an idempotency key belongs to its task or to the whole app.",
+        "Whether an idempotency key belongs to its task, to the whole app, or to the run of the "
+        "task that makes the call.",
         "Keys come from outside and name one operation, whichever task does it.",
         "task",
     ),
@@ -382,9 +384,10 @@ def _checked_default(name: str, option: str, value: object) -> Any:
 
 
 def _refuse_clashing(defaults: Mapping[str, Any]) -> None:
-    # A wait alone is no clash: it is for the tasks that replace.
+    # A bound alone is no clash: it is for the tasks that replace, park or merge.
     fields = {OPTION_FIELDS[name]: value for name, value in defaults.items()}
-    fields.pop("max_wait", None)
+    for bound in BOUNDS:
+        fields.pop(bound, None)
     # As in a layer of options, names bring their dimension into the key; and a dimension may
     # wait for the names that a task gives.
     if "meta_keys" in fields:

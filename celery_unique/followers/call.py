@@ -118,11 +118,11 @@ class FollowerCall:
             "lease": self.lease_ms,
         }
         text = json.dumps(document, separators=(",", ":"))
-        return text if codec is None else _encoded(codec, text)
+        return text if codec is None else encoded(codec, text)
 
     @classmethod
     def loads(cls, app: Any, text: str, codec: Any = None) -> FollowerCall:
-        document = json.loads(_decoded(codec, text))
+        document = json.loads(decoded(codec, text))
         body = document["body"]
         args, kwargs, options = _kombu.loads(
             base64.b64decode(body) if document["binary"] else body,
@@ -138,6 +138,10 @@ class FollowerCall:
     @property
     def task_id(self) -> str:
         return self.header.task_id
+
+    def has_expired(self, app: Any) -> bool:
+        left_ms = expires_ms(app, self.options)  # at least 1
+        return left_ms is not None and left_ms <= 1
 
     # -- what is made of it ------------------------------------------------------
 
@@ -191,7 +195,8 @@ class FollowerCall:
         app.send_task(self.name, self.args, self.kwargs, add_to_parent=False, **options)
 
 
-def _encoded(codec: Any, text: str) -> str:
+def encoded(codec: Any, text: str) -> str:
+    """As the ``unique_follower_codec`` encodes what the store keeps of a call."""
     try:
         encoded = codec.encode(text.encode())
     except Exception as error:
@@ -207,14 +212,14 @@ def _encoded(codec: Any, text: str) -> str:
     return ENCODED + base64.b64encode(encoded).decode()
 
 
-def _decoded(codec: Any, text: str) -> str:
-    """A message that was stored before the codec was set is read as it is."""
+def decoded(codec: Any, text: str) -> str:
+    """What was stored before the codec was set is read as it is."""
     if not text.startswith(ENCODED):
         return text
     if codec is None:
         raise ConfigurationError(
-            "A follower's message in the lock store is encoded, and this process has no "
-            "unique_follower_codec: set the one that the callers have.",
+            "A follower's message, or a merged value, in the lock store is encoded, and this "
+            "process has no unique_follower_codec: set the one that the callers have.",
             setting="unique_follower_codec",
         )
     return bytes(codec.decode(base64.b64decode(text.removeprefix(ENCODED)))).decode()

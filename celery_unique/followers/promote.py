@@ -1,19 +1,21 @@
-"""Gives the followers of an ended task its outcome, and runs one of those whose task has died."""
+"""Gives the followers of an ended task its outcome, and runs one of those whose task has died;
+and publishes parked calls that have their turn."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import delay_ms
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import BOOT, LockHeader
-from celery_unique.stores.base import Held, Orphan
+from celery_unique.stores.base import Called, Held, Orphan
 
 from .call import FollowerCall
 from .complete import Outcome, complete, stored_outcome
@@ -100,8 +102,62 @@ def readable_call(app_state: AppState, follower_id: str, message: str) -> Follow
         return None
 
 
+def publish_called(app_state: AppState, key: str, called: Sequence[Called]) -> None:
+    """Publish parked calls that have their turn, from the worker that has made room for them.
+
+    If this fails, or its process dies, the message is still in the store: once the grace has
+    passed, a reaper publishes it again.
+    """
+
+    def publish() -> None:
+        made_room = False
+        for one in called:
+            call = readable_call(app_state, one.task_id, one.message)
+            if call is not None:
+                made_room |= _publish_one(app_state, key, one, call)
+        if made_room:
+            reap_orphans(app_state, key)
+
+    if app_state.app.current_worker_task is None:
+        app_state.in_background(publish)
+    else:
+        # In the process of a pool. In a thread of its own, or Celery would take the task that has
+        # just ended for the parent of these.
+        thread = threading.Thread(target=publish, name="celery_unique.called")
+        thread.start()
+        thread.join()
+
+
+def _publish_one(app_state: AppState, key: str, called: Called, call: FollowerCall) -> bool:
+    """Whether it has ended instead, and has made room for the next one."""
+    app, store, task_id = app_state.app, app_state.store, called.task_id
+    try:
+        # It may have run while the store was unavailable.
+        has_run = called.again and stored_outcome(app, call.name, task_id) is not None
+        if has_run or call.has_expired(app):
+            if not has_run:
+                # RabbitMQ would drop the message, and the call would never end.
+                complete(app, call, Outcome.revoked("expired"))
+                logger.info("parked %s[%s] has expired", call.name, task_id)
+            store.cancel(key, task_id, app_state.leases.queue_ms)
+            store.complete_follower(key, task_id)
+            return True
+        if called.again:
+            reporting.called_again(call.name, task_id)
+        call.publish(app)
+        store.confirm(key, task_id, call.lease_ms)
+    except StoreUnavailable as error:  # started, it is confirmed
+        reporting.store_error(app, "confirm", error, call.name, task_id, key)
+    except Exception:
+        logger.exception("task %s has its turn and cannot be published; it is retried", task_id)
+        return False
+    reporting.called(call.name, task_id, app=app, key=key, parked=True)
+    return False
+
+
 def reap_orphans(app_state: AppState, key: str) -> bool:
-    """Complete or run the followers of the key whose task is gone. Whether there were any.
+    """Complete or run the followers of the key whose task is gone, and publish parked calls that
+    have their turn. Whether there were any.
 
     The reaper's claim on the key excludes others, while it lasts.
     """
@@ -134,6 +190,10 @@ class _Round:
                 break  # claim the rest again, before another reaper does
             call = readable_call(self._app_state, orphan.follower_id, orphan.message)
             if call is None or orphan.holder in self._left:
+                continue
+            if orphan.called is not None:
+                _publish_one(self._app_state, self._key, orphan.called, call)
+                progress = True
                 continue
             outcome = self._outcome_for(orphan, call)
             if outcome is None:

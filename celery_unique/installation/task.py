@@ -53,9 +53,14 @@ class UniqueTask(Task, Generic[P, R_co]):
     unique_states: ClassVar[Iterable[StateName] | StateGroup | None] = None
     unique_on_conflict: ClassVar[OnConflict | None] = None
     unique_max_wait: ClassVar[float | timedelta | str | None] = None
+    unique_limit: ClassVar[int | None] = None
+    unique_max_queue: ClassVar[int | None] = None
+    unique_group: ClassVar[str | None] = None
     identity_strategy: ClassVar[IdentityStrategy | None] = None
     unique_label: ClassVar[str | None] = None
     unique_guard: ClassVar[bool | None] = None
+    unique_merge: ClassVar[Iterable[str] | str | None] = None
+    unique_merge_max_bytes: ClassVar[int | None] = None
 
     @classmethod
     def annotate(cls) -> None:

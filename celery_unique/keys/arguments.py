@@ -163,9 +163,11 @@ HEADER_CURE = "Pass a header whose value JSON can carry, or take it out of uniqu
 VALUE_CURE = f"{_VALUE_CURE_WITH_KEY}, or name what makes the call unique with unique_key="
 
 
-def all_arguments(call: Call) -> dict[str, Any]:
-    """Return every argument, but those that equal their default."""
+def all_arguments(call: Call, but: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Return every argument, but those that equal their default, and those named."""
     parameters, bound = _bound(call)
+    if but:
+        bound = _without(bound, parameters, but)
     if parameters is None or not parameters.defaults:
         return {name: plain(call, name, value) for name, value in bound.items()}
     kept = {}
@@ -177,6 +179,27 @@ def all_arguments(call: Call) -> dict[str, Any]:
             continue
         kept[name] = wire
     return kept
+
+
+def _without(
+    bound: dict[str, Any], parameters: Parameters | None, names: tuple[str, ...]
+) -> dict[str, Any]:
+    extra = parameters.var_keyword if parameters is not None else None
+    kept = {name: value for name, value in bound.items() if name not in names}
+    if extra in kept:
+        kept[extra] = {n: value for n, value in kept[extra].items() if n not in names}
+        if not kept[extra]:
+            del kept[extra]
+    return kept
+
+
+def given_argument(call: Call, name: str, default: Any) -> Any:
+    """Return the argument of this name as it was given; the default of its parameter, or this."""
+    parameters, bound = _bound(call)
+    if parameters is None:
+        return bound.get(name, default)
+    known = _all_names(parameters, bound)
+    return known.get(name, default)
 
 
 def chosen_arguments(call: Call, names: Iterable[str]) -> dict[str, Any]:
@@ -311,8 +334,10 @@ def text_of_plain(call: Call, policy: UniquePolicy) -> str | None:
     """Return the canonical text of the call's identity, or None: use `canonical_text`."""
     if policy.key is not None or policy.keys != ("type", "args") or policy.args_keys is not None:
         return None
+    if policy.group is not None:
+        return None
     try:
-        arguments = _plain_arguments(call)
+        arguments = _plain_arguments(call, policy.merge)
         if arguments is None:
             return None
         text = f'{{"args":{{{arguments}}},"type":{encode_basestring(call.task_name)}}}'
@@ -321,11 +346,13 @@ def text_of_plain(call: Call, policy: UniquePolicy) -> str | None:
     return text if text.isascii() else None
 
 
-def _plain_arguments(call: Call) -> str | None:
+def _plain_arguments(call: Call, but: tuple[str, ...] | None) -> str | None:
     if call.signature is None:
         return None
     parameters = parameters_of(call.signature)
     bound = parameters.bind(call.args, call.kwargs)
+    if but:
+        bound = _without(bound, parameters, but)
     members = []
     for name, head in parameters.sorted_heads:
         if name not in bound:

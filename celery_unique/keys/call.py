@@ -26,3 +26,5 @@ class Call:
     #: The headers that the policy's ``meta_keys`` name, already looked up.
     meta: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
+    #: Id of the task in whose body the call is made.
+    run_id: str | None = None

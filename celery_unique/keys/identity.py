@@ -14,9 +14,10 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from celery_unique.exceptions import IdempotencyKeyRequired, UniqueKeyError
+from celery_unique.exceptions import IdempotencyKeyRequired, UniqueKeyError, one_of
 from celery_unique.policy.durations import milliseconds
-from celery_unique.policy.option_names import CALL_ONLY
+from celery_unique.policy.layers import BESIDE_KEY
+from celery_unique.policy.option_names import CALL_ONLY, IDEMPOTENCY_SCOPES
 from celery_unique.policy.policy import UniquePolicy, warn_once
 
 from .arguments import (
@@ -84,11 +85,16 @@ def identity(call: Call, policy: UniquePolicy) -> dict[str, Any]:
     found: dict[str, Any] = {"type": call.task_name}
     if "queue" in policy.keys:
         found["queue"] = call.queue
-    if policy.key is not None:
+    if policy.group is not None:
+        found = {"group": _own_key(call, policy.group, "unique_group")}
+    elif policy.key is not None:
         found["key"] = _own_key(call, policy.key)
     elif "args" in policy.keys:
         names = policy.args_keys
-        found["args"] = all_arguments(call) if names is None else chosen_arguments(call, names)
+        if names is None:
+            found["args"] = all_arguments(call, policy.merge)
+        else:
+            found["args"] = chosen_arguments(call, names)
     if "meta" in policy.keys:
         found["meta"] = {name: _header(call, name) for name in policy.meta_keys or ()}
     return found
@@ -97,7 +103,8 @@ def identity(call: Call, policy: UniquePolicy) -> dict[str, Any]:
 def idempotency_identity(
     call: Call, *, scope: str = "task", meta_keys: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Return what makes `call` unique by its idempotency key, within its task or the whole app.
+    """Return what makes `call` unique by its idempotency key, within its task, the whole app, or
+    the run of the task that makes the call.
 
     With `meta_keys` the named headers are part of it: each tenant has keys of its own.
     """
@@ -108,20 +115,33 @@ def idempotency_identity(
             f"idempotency_key must be a string of 1 to {_LONGEST_IDEMPOTENCY_KEY} characters",
             "idempotency_key",
         )
-    if scope not in ("app", "task"):
-        raise ValueError(f"scope is 'task' or 'app', not {scope!r}")
+    if scope not in IDEMPOTENCY_SCOPES:
+        raise ValueError(f"scope is {one_of(IDEMPOTENCY_SCOPES)}, not {scope!r}")
     found: dict[str, Any] = {"idempotency_key": key}
-    if scope == "task":
+    if scope != "app":
         found["type"] = call.task_name
+    if scope == "run":
+        found["run"] = _run_of(call)
     if meta_keys:
         found["meta"] = {name: _header(call, name) for name in meta_keys}
     return found
 
 
-def _own_key(call: Call, unique_key: Callable[..., Any] | str) -> str:
+def _run_of(call: Call) -> str:
+    if call.run_id is None:
+        raise no_key(
+            call,
+            "its idempotency_key has the scope 'run', and no task is running that makes the call. "
+            "Make the call in the body of a task, or pass idempotency_scope='task'",
+            "idempotency_scope",
+        )
+    return call.run_id
+
+
+def _own_key(call: Call, unique_key: Callable[..., Any] | str, option: str = "unique_key") -> str:
     arguments = visible_arguments(call)
     try:
-        return own_key(unique_key, arguments, known=call.signature is not None)
+        return own_key(unique_key, arguments, known=call.signature is not None, option=option)
     except UniqueKeyError as error:
         raise no_key(call, str(error), error.argument) from error.__cause__
 
@@ -143,7 +163,7 @@ def _header(call: Call, name: str) -> Any:
 def text_of(call: Call, policy: UniquePolicy) -> str:
     """Return the canonical text of the identity of `call`, by the short way if it is plain."""
     text = text_of_plain(call, policy)
-    return canonical_text(identity(call, policy)) if text is None else text
+    return canonical_text(identity(call, policy), call.task_name) if text is None else text
 
 
 def canonical_text(identity: Mapping[str, Any], task_name: str | None = None) -> str:
@@ -179,9 +199,13 @@ _MEMBERS = {"args": "argument", "meta": "header"}
 _CURES = {
     "meta": HEADER_CURE,
     "key": "Change unique_key so that the string it returns can be encoded as UTF-8",
+    "group": "Change unique_group so that the text it makes can be encoded as UTF-8",
     "idempotency_key": "Pass an idempotency_key that can be encoded as UTF-8",
 }
-_LABELS = {"key": "the string that unique_key returned"}
+_LABELS = {
+    "key": "the string that unique_key returned",
+    "group": "the text that unique_group makes",
+}
 
 
 class _Culprit(NamedTuple):
@@ -220,7 +244,10 @@ _WITH_KEY = {
     "unique": True,
     "unique_on": None,
     "unique_key": None,
+    "unique_group": None,
+    "unique_limit": None,
     "unique_states": "until_success",
+    BESIDE_KEY: True,
 }
 #: What a caller's key decides, whatever other options the call has.
 _DECIDED_BY_KEY = {
@@ -228,6 +255,9 @@ _DECIDED_BY_KEY = {
     "unique_states": "the key is held until its task fails or idempotency_ttl has passed",
     "unique_on": "the key replaces the arguments, all of which are compared",
     "unique_key": "the key replaces the arguments, all of which are compared",
+    "unique_group": "the key replaces the group",
+    "unique_limit": "the same key is the same operation, which runs once",
+    "unique_max_queue": "the same key is the same operation, which is not parked",
 }
 
 
@@ -255,11 +285,13 @@ def _warn_of_what_the_key_decides(call_options: Mapping[str, Any]) -> None:
             )
 
 
-def check_key(name: str, call_options: Mapping[str, Any]) -> None:
+def check_key(name: str, call_options: Mapping[str, Any], scope: str, run_id: str | None) -> None:
     """Refuse an idempotency key that no call could have."""
     if "idempotency_key" in call_options:
-        call = Call(task_name=name, idempotency_key=call_options["idempotency_key"])
-        canonical_text(idempotency_identity(call))
+        key = call_options["idempotency_key"]
+        call = Call(task_name=name, idempotency_key=key, run_id=run_id)
+        scope = call_options.get("idempotency_scope", scope)
+        canonical_text(idempotency_identity(call, scope=scope))
 
 
 def policy_for(
@@ -282,10 +314,11 @@ def policy_for(
 def _kept_after_success(policy: UniquePolicy) -> UniquePolicy:
     """The task's own policy, held until the task has failed or its time to live has passed.
 
-    No window: a live task's key never lapses before the task finishes. And no rerun: the same key
-    is the same operation, which does not run twice.
+    No window: a live task's key never lapses before the task finishes. And neither rerun nor
+    queue: the same key is the same operation, which does not run twice.
     """
     fields = {**policy.as_fields(), "states": "until_success", "period": None}
-    if policy.on_conflict == "rerun":
+    fields |= {"limit": 1, "max_queue": None, "group": None}
+    if policy.on_conflict in ("rerun", "queue"):
         fields["on_conflict"] = "ignore"
     return UniquePolicy(**fields)

@@ -57,14 +57,19 @@ class _Plan(NamedTuple):
 
 
 def own_key(
-    unique_key: Callable[..., Any] | str, arguments: Mapping[str, Any], *, known: bool = True
+    unique_key: Callable[..., Any] | str,
+    arguments: Mapping[str, Any],
+    *,
+    known: bool = True,
+    option: str = "unique_key",
 ) -> str:
     """Return the string that `unique_key` makes of `arguments`, which is name -> value.
 
     They are all of the task's arguments if they are `known`, else those that the call names.
+    `option` is the name of the option, for an error.
     """
     if isinstance(unique_key, str):
-        return _formatted(unique_key, arguments)
+        return _formatted(unique_key, arguments, option)
     plan = _plan(unique_key, tuple(arguments), known)
     if plan.wrong is not None:
         raise UniqueKeyError(plan.wrong, argument=plan.wrong_parameter)
@@ -204,8 +209,8 @@ def _takes(unique_key: Callable[..., Any]) -> _Takes | None:
 # -- a format string -----------------------------------------------------------------------------
 
 
-def _formatted(template: str, arguments: Mapping[str, Any]) -> str:
-    return "".join([_filled(field, arguments) for field in _fields(template)])
+def _formatted(template: str, arguments: Mapping[str, Any], option: str) -> str:
+    return "".join([_filled(field, arguments, option) for field in _fields(template)])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -217,30 +222,30 @@ def _fields(template: str) -> tuple[_Field, ...]:
     )
 
 
-def _filled(field: _Field, arguments: Mapping[str, Any]) -> str:
+def _filled(field: _Field, arguments: Mapping[str, Any], option: str) -> str:
     if field.name is None:
         return field.literal
     if field.name not in arguments:
         known = ", ".join(map(repr, arguments)) or "none that has a name"
         raise UniqueKeyError(
-            f"unique_key names {field.name!r}, but the arguments are {known}."
+            f"{option} names {field.name!r}, but the arguments are {known}."
             f"{suggestion(field.name, arguments)} Pass {field.name!r} by name, or take it out of "
-            "unique_key",
+            f"{option}",
             argument=field.name,
         )
-    return field.literal + _shown(field, field.name, arguments[field.name])
+    return field.literal + _shown(field, field.name, arguments[field.name], option)
 
 
-def _shown(field: _Field, name: str, value: Any) -> str:
+def _shown(field: _Field, name: str, value: Any, option: str) -> str:
     try:
         text = format(_FORMATTER.convert_field(value, field.conversion), field.spec)
     except Exception as error:
         raise UniqueKeyError(
-            f"unique_key cannot show argument {name!r} ({type(error).__name__})", argument=name
+            f"{option} cannot show argument {name!r} ({type(error).__name__})", argument=name
         ) from error
     if _ADDRESS.search(text) and not _has_wire_form(value):
         raise UniqueKeyError(
-            f"unique_key cannot show argument {name!r}: a {type(value).__name__} is shown by its "
+            f"{option} cannot show argument {name!r}: a {type(value).__name__} is shown by its "
             "address, which differs in each process. Give a callable that returns the "
             "string",
             argument=name,

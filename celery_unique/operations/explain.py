@@ -43,9 +43,10 @@ class Explanation:
     verdict: Verdict | None = None  # None: no call was given
     policy: Mapping[str, Any] = field(default_factory=dict)
     more_marks: int = 0  # beside those
+    parked: tuple[str, ...] = ()  # calls that wait for their turn, the next one first
 
 
-def explain_record(key: str, record: Record, now: int) -> Explanation:
+def explain_record(app_state: AppState, key: str, record: Record, now: int) -> Explanation:
     return Explanation(
         key,
         tuple(locks_of(key, record, now)),
@@ -53,6 +54,7 @@ def explain_record(key: str, record: Record, now: int) -> Explanation:
         now,
         made_from=_guard_text(key, record),
         more_marks=record.more_marks,
+        parked=_parked(app_state, key, record),
     )
 
 
@@ -60,6 +62,10 @@ def _guard_text(key: str, record: Record) -> str | None:
     """Only the key of a guard can be computed from its record: it is made of the task id."""
     texts = (guarded_by(key, task_id) for task_id in (*record.tasks, *record.marks))
     return next((text for text in texts if text is not None), None)
+
+
+def _parked(app_state: AppState, key: str, record: Record) -> tuple[str, ...]:
+    return tuple(app_state.store.parked(key)) if record.parked else ()
 
 
 def explain_call(
@@ -121,6 +127,7 @@ def _explain(
         verdict,
         _shown_policy(policy),
         record.more_marks,
+        _parked(app_state, key, record),
     )
 
 
@@ -140,6 +147,11 @@ def _claim(task: str, policy: UniquePolicy, arguments: str) -> Claim:
         max_wait_ms=milliseconds(policy.max_wait) if policy.max_wait else 0,
         window_ms=milliseconds(policy.period) if policy.period else 0,
         arguments=arguments,
+        join="its message" if policy.on_conflict == "queue" else "",
+        limit=policy.limit,
+        max_queue=policy.max_queue or 0,
+        merge="{}" if policy.merge else "",
+        merge_max_bytes=policy.merge_max_bytes,
     )
 
 
@@ -148,17 +160,33 @@ def _shown_policy(policy: UniquePolicy) -> dict[str, Any]:
     shown: dict[str, Any] = {"on_conflict": policy.on_conflict, "states": list(policy.states)}
     if policy.period:
         shown["unique_for_s"] = policy.period.total_seconds()
+    if policy.limit > 1:
+        shown["limit"] = policy.limit
+    if policy.max_queue is not None:
+        shown["max_queue"] = policy.max_queue
+    if policy.merge is not None:
+        shown["merge"] = list(policy.merge)
     return shown
 
 
 def _verdict(acquired: Acquired, record: Record, claim: Claim) -> Verdict:
     holder = acquired.holder
+    if acquired.outcome in ("queued", "full"):
+        blocked_by = holder.task_id if holder is not None else None
+        if acquired.outcome == "full":
+            text = f"raises DuplicateTask: its lane is full, with {acquired.position} parked calls"
+            return Verdict("rejected", blocked_by, text)
+        text = f"is parked at position {acquired.position}, and runs when its turn comes"
+        return Verdict("queued", blocked_by, text)
     if holder is not None:
         if holder.arguments != claim.arguments:
             text = "raises IdempotencyKeyConflict: the key was used for other work"
             return Verdict("conflict", holder.task_id, text)
         if acquired.outcome == "rejected":
             return Verdict("rejected", holder.task_id, "raises DuplicateTask")
+        if acquired.outcome == "merged":
+            text = "is not published: its values are merged into the task that waits"
+            return Verdict("merged", holder.task_id, text)
         text = "is not published: it gets the id and the result of the task that holds its key"
         return Verdict("deduplicated", holder.task_id, text)
     if acquired.after:

@@ -141,7 +141,8 @@ def find(app_state: AppState, text: str) -> Iterator[tuple[str, Record, int]]:
     for key, record in app_state.store.walk():
         if record.more_until and (mark := app_state.store.mark(key, text)):
             record.marks[text] = mark  # kept beside the record
-        if text in record.tasks or text in record.marks or (part and _begins_with(key, part)):
+        known = text in record.tasks or text in record.marks or (part and _begins_with(key, part))
+        if known or (record.parked and text in app_state.store.parked(key)):
             yield key, record, clock.now()
 
 

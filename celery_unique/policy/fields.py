@@ -19,12 +19,18 @@ __all__ = ["CHECKS", "DEFAULTS", "DIMENSIONS", "OPTION_OF", "label", "names_in_f
 
 # What type checkers of users see, and what is checked at run time.
 Dimension = Literal["type", "queue", "args", "meta"]
-OnConflict = Literal["ignore", "reject", "replace", "replace_except_schedule", "rerun"]
+OnConflict = Literal[
+    "ignore", "reject", "replace", "replace_except_schedule", "rerun", "queue", "merge"
+]
 IdentityStrategy = Literal["strict", "caller_provided", "always_unique"]
 
 DIMENSIONS: tuple[str, ...] = get_args(Dimension)
 CONFLICT_STRATEGIES: tuple[str, ...] = get_args(OnConflict)
 REPLACING = ("replace", "replace_except_schedule")
+#: Those under which a call may postpone a task.
+POSTPONING = (*REPLACING, "merge")
+#: Fields that bound what some strategies do, and those strategies.
+BOUNDS = {"max_wait": POSTPONING, "max_queue": ("queue",), "merge_max_bytes": ("merge",)}
 IDENTITY_STRATEGIES: tuple[str, ...] = get_args(IdentityStrategy)
 
 #: The option of a task or a call that sets each field.
@@ -39,6 +45,11 @@ OPTION_OF = {
     "max_wait": "unique_max_wait",
     "identity_strategy": "identity_strategy",
     "label": "unique_label",
+    "limit": "unique_limit",
+    "max_queue": "unique_max_queue",
+    "group": "unique_group",
+    "merge": "unique_merge",
+    "merge_max_bytes": "unique_merge_max_bytes",
 }
 
 #: What ``unique=True`` means, in the form a policy keeps it.
@@ -53,6 +64,11 @@ DEFAULTS: dict[str, Any] = {
     "max_wait": None,
     "identity_strategy": "strict",
     "label": None,
+    "limit": 1,
+    "max_queue": None,
+    "group": None,
+    "merge": None,
+    "merge_max_bytes": 1_000_000,
 }
 
 
@@ -128,6 +144,20 @@ def _some_names(field: str, value: object, when_to_leave_out: str) -> tuple[str,
     return names
 
 
+def check_merge(value: object) -> tuple[str, ...] | None:
+    return _some_names("merge", value, "with any other strategy than 'merge'")
+
+
+def check_merge_max_bytes(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise InvalidPolicy(
+            f"{label('merge_max_bytes')}: {shown(value)} is not a length: give a whole number of "
+            "bytes, 1 or more, for the values of all calls that one run gets",
+            field="merge_max_bytes",
+        )
+    return value
+
+
 def check_period(value: object) -> timedelta | None:
     return None if value is None else parse_duration(value, "period", label("period"))
 
@@ -177,6 +207,38 @@ def check_identity_strategy(value: object) -> str:
     return check_choice("identity_strategy", value, IDENTITY_STRATEGIES)
 
 
+def check_limit(value: object) -> int:
+    return _check_number("limit", value, "tasks of one key, 1 for one at a time")
+
+
+def check_max_queue(value: object) -> int | None:
+    return None if value is None else _check_number("max_queue", value, "calls that may be parked")
+
+
+def _check_number(field: str, value: object, of_what: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise InvalidPolicy(
+        f"{label(field)}: {shown(value)} is not a number of {of_what}: "
+        "give an integer of 1 or more",
+        field=field,
+    )
+
+
+def check_group(value: object) -> str | None:
+    """Return a name, or a format string over the arguments."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise InvalidPolicy(
+            f"{label('group')}: {shown(value)} names no group: give a name, such as 'imports', or "
+            "a format string over the arguments, such as 'user:{user_id}'",
+            field="group",
+        )
+    names_in_format(value, "group")
+    return value
+
+
 def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
     # The type first: a list cannot be looked up in a dict.
     if isinstance(value, str) and value in choices:
@@ -218,20 +280,17 @@ def check_label(value: object) -> str | None:
             "as '{shop_id}'",
             field="label",
         )
-    try:
-        names_in_format(value)
-    except InvalidPolicy as error:
-        wrong = str(error).replace(label("key"), label("label"))
-        raise InvalidPolicy(wrong, field="label") from None
+    names_in_format(value, "label")
     return value
 
 
-def names_in_format(template: str) -> tuple[str, ...]:
-    """Return the names of the arguments in a format string."""
+def names_in_format(template: str, field: str = "key") -> tuple[str, ...]:
+    """Return the names of the arguments in a format string, that of this field."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise _wrong_format(
+            field,
             template,
             f"is not a format string ({error}): write '{{shop_id}}', and double a brace that is "
             "meant as text",
@@ -239,29 +298,35 @@ def names_in_format(template: str) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for _, name, spec, conversion in parts:
         if name is not None:
-            _check_format_field(template, name, spec or "", conversion)
+            _check_format_field(field, template, name, spec or "", conversion)
             names[name] = None
     return tuple(names)
 
 
-def _check_format_field(template: str, name: str, spec: str, conversion: str | None) -> None:
+def _check_format_field(
+    field: str, template: str, name: str, spec: str, conversion: str | None
+) -> None:
     """Only names: no field reaches into an argument, or takes its format from another."""
     if "{" in spec or "." in name or "[" in name:
         wrong = _braced(name, f":{spec}" if spec else "")
         raise _wrong_format(
+            field,
             template,
             f"may hold only names of arguments, such as '{{shop_id}}', and not {wrong}: for "
             "anything else give a callable that returns the string",
         )
     if not name.isidentifier():
         raise _wrong_format(
+            field,
             template,
             f"has {_braced(name)}, which is not an argument's name: write every argument by name, "
             "as in '{shop_id}'",
         )
     if conversion not in (None, "r", "s", "a"):
         raise _wrong_format(
-            template, f"has {_braced(name, f'!{conversion}')}: write '!r', '!s' or '!a', or nothing"
+            field,
+            template,
+            f"has {_braced(name, f'!{conversion}')}: write '!r', '!s' or '!a', or nothing",
         )
 
 
@@ -269,8 +334,8 @@ def _braced(name: str, more: str = "") -> str:
     return shown(f"{{{name}{more}}}")
 
 
-def _wrong_format(template: str, wrong: str) -> InvalidPolicy:
-    return InvalidPolicy(f"{label('key')}: {shown(template)} {wrong}", field="key")
+def _wrong_format(field: str, template: str, wrong: str) -> InvalidPolicy:
+    return InvalidPolicy(f"{label(field)}: {shown(template)} {wrong}", field=field)
 
 
 CHECKS: dict[str, Callable[[object], Any]] = {
@@ -284,4 +349,9 @@ CHECKS: dict[str, Callable[[object], Any]] = {
     "max_wait": check_max_wait,
     "identity_strategy": check_identity_strategy,
     "label": check_label,
+    "limit": check_limit,
+    "max_queue": check_max_queue,
+    "group": check_group,
+    "merge": check_merge,
+    "merge_max_bytes": check_merge_max_bytes,
 }

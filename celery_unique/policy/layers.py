@@ -8,8 +8,9 @@ Layers, from the highest: the call, the task, `task_annotations`, and the app's 
 - An option that is given as None resets the field to the library's default.
 - A field from below yields to one from above that it cannot be combined with: ``unique_key``
   over ``unique_on`` (and the reverse), ``unique_by`` without ``args`` or ``meta`` over names for
-  them, a conflict strategy that replaces nothing over ``unique_max_wait``. In one layer the same
-  two are a clash.
+  them, a conflict strategy that postpones nothing over ``unique_max_wait``, one that parks nothing
+  over ``unique_max_queue``, one that merges nothing over ``unique_merge``, ``unique_group`` over
+  all that names a key (and the reverse). In one layer the same two are a clash.
 - ``unique_on`` and ``unique_key`` bring ``args`` into the key, ``unique_meta`` brings ``meta``,
   unless ``unique_by`` beside them excludes it: that is a clash.
 """
@@ -19,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery_unique.exceptions import InvalidPolicy, shown
+from celery_unique.exceptions import InvalidPolicy, one_of, shown, suggestion
 
 from . import ojs
 from .durations import parse_duration
-from .fields import CHECKS, DEFAULTS, DIMENSIONS, REPLACING
+from .fields import BOUNDS, CHECKS, DEFAULTS, DIMENSIONS, POSTPONING
 from .option_names import (
     CALL_ONLY,
+    IDEMPOTENCY_SCOPES,
     OPTION_FIELDS,
     TASK_OPTIONS,
     check_near_names,
@@ -70,15 +72,31 @@ def _with_checked_idempotency(taken: dict[str, Any]) -> dict[str, Any]:
     taken = {
         name: value for name, value in taken.items() if name in TASK_OPTIONS or value is not None
     }
-    if "idempotency_ttl" in taken:
-        if "idempotency_key" not in taken:
+    for name, instead in (("idempotency_ttl", ", or use unique_for"), ("idempotency_scope", "")):
+        if name in taken and "idempotency_key" not in taken:
             raise InvalidPolicy(
-                "idempotency_ttl has no effect without idempotency_key: give both, "
-                "or use unique_for",
-                field="idempotency_ttl",
+                f"{name} has no effect without idempotency_key: give both{instead}", field=name
             )
+    scope = taken.get("idempotency_scope", "task")
+    if scope not in IDEMPOTENCY_SCOPES:
+        raise InvalidPolicy(
+            f"idempotency_scope: {shown(scope)} is not known."
+            f"{suggestion(scope, IDEMPOTENCY_SCOPES)} Use {one_of(IDEMPOTENCY_SCOPES)}",
+            field="idempotency_scope",
+        )
+    if "idempotency_ttl" in taken:
         taken["idempotency_ttl"] = parse_duration(taken["idempotency_ttl"], "idempotency_ttl")
     return taken
+
+
+#: Among the options of a call with an idempotency key: the same key is the same operation with the
+#: same values, so that there is nothing to merge.
+BESIDE_KEY = "beside an idempotency key"
+
+
+def _without_merge(options: Options) -> Options:
+    kept = {name: v for name, v in options.items() if not name.startswith("unique_merge")}
+    return {**kept, "unique_on_conflict": "ignore"}
 
 
 class _Merged(NamedTuple):
@@ -97,7 +115,7 @@ class _Merged(NamedTuple):
 class PolicyLayers:
     """The layers below a call, merged once; a wrong option raises InvalidPolicy here."""
 
-    __slots__ = ("_merged", "_spare_max_wait", "_task", "policy")
+    __slots__ = ("_merged", "_spare", "_task", "policy")
 
     #: The policy of a call that gives no options.
     policy: UniquePolicy | None
@@ -111,8 +129,8 @@ class PolicyLayers:
     ) -> None:
         self._task = task  # for warnings
         app_wide = _fields_given(defaults or {})
-        # The app's max_wait is for the tasks that replace, and no error on the others.
-        self._spare_max_wait = app_wide.pop("max_wait", None)
+        # The app's bounds are for tasks that postpone, park or merge, and no error on the others.
+        self._spare = {name: app_wide.pop(name) for name in BOUNDS if name in app_wide}
         self._merged = _Merged(_merge({}, app_wide), says_states="states" in app_wide)
         for layer in reversed(layers):
             self._merged = _add(self._merged, layer)
@@ -120,9 +138,13 @@ class PolicyLayers:
 
     def for_call(self, options: Options) -> UniquePolicy | None:
         """Return the policy of a call with these options above the layers."""
-        # idempotency_key and its ttl are not fields of the policy.
+        # idempotency_key, its scope and its ttl are not fields of the policy.
         if not any(name in TASK_OPTIONS for name in options):
             return self.policy
+        if BESIDE_KEY in options:
+            below = self._merged.fields.get("on_conflict")
+            if options.get("unique_on_conflict", below) == "merge":
+                options = _without_merge(options)
         return self._build(_add(self._merged, options))
 
     def _build(self, merged: _Merged) -> UniquePolicy | None:
@@ -131,8 +153,10 @@ class PolicyLayers:
         if merged.unique is None:
             return None
         fields = merged.fields
-        if fields.get("on_conflict") in REPLACING:
-            fields = {"max_wait": self._spare_max_wait, **fields}
+        if self._spare:
+            strategy = fields.get("on_conflict")
+            fitting = {name: v for name, v in self._spare.items() if strategy in BOUNDS[name]}
+            fields = {**fitting, **fields}
         # Built for unique=False as well: a switch turned off does not hide a wrong option.
         policy = UniquePolicy(**fields)
         if not merged.unique:
@@ -191,12 +215,21 @@ def _fields_given(layer: Options) -> dict[str, Any]:
 def _merge(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if not given:
         return below
+    if given.get("group") is not None and "keys" in given:
+        raise InvalidPolicy(
+            "group (unique_group) clashes with keys (unique_by): the group is the key: give no "
+            "unique_by",
+            field="group",
+        )
     inherited = {field: value for field, value in below.items() if field not in given}
     for field in _fields_that_yield(given):
         inherited.pop(field, None)
     merged = {**inherited, **given}
     if "keys" not in given:
-        merged["keys"] = _keys_with_implied(below.get("keys", DEFAULTS["keys"]), given)
+        keys = below.get("keys", DEFAULTS["keys"])
+        if given.get("group") is not None:
+            keys = (*DEFAULTS["keys"], *(name for name in keys if name == "meta"))
+        merged["keys"] = _keys_with_implied(keys, given)
     return merged
 
 
@@ -209,8 +242,17 @@ def _fields_that_yield(given: dict[str, Any]) -> Iterable[str]:
         yield from ("args_keys", "key")
     if "meta" not in given.get("keys", DIMENSIONS):
         yield "meta_keys"
-    if given.get("on_conflict", REPLACING[0]) not in REPLACING:
+    strategy = given.get("on_conflict", "merge")
+    if strategy not in POSTPONING:
         yield "max_wait"
+    if strategy != "queue" and "on_conflict" in given:
+        yield "max_queue"
+    if given.get("group") is not None:
+        yield from ("args_keys", "key")
+    elif any(given.get(name) is not None for name in ("args_keys", "key", "keys")):
+        yield "group"
+    if strategy != "merge":
+        yield from ("merge", "merge_max_bytes")
 
 
 def _keys_with_implied(keys: tuple[str, ...], given: dict[str, Any]) -> tuple[str, ...]:

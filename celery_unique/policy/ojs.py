@@ -44,7 +44,8 @@ def document_of(fields: Mapping[str, Any], given: Document | None) -> dict[str, 
     """Return the document that was given, or the one of these fields of a policy."""
     if given is not None:
         return {name: _as_json(value) for name, value in given}
-    for field in ("key", "max_wait", "identity_strategy"):
+    ours = ("key", "max_wait", "identity_strategy", "limit", "max_queue", "group", "merge")
+    for field in (*ours, "merge_max_bytes"):
         if fields[field] != DEFAULTS[field]:
             raise _not_expressible(field, fields[field])
     if fields["on_conflict"] not in OJS_CONFLICT_STRATEGIES:

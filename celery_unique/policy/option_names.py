@@ -10,6 +10,7 @@ from .fields import OPTION_OF
 
 __all__ = [
     "CALL_ONLY",
+    "IDEMPOTENCY_SCOPES",
     "LEFT_OVER",
     "OPTION_FIELDS",
     "TASK_ONLY",
@@ -45,7 +46,9 @@ OPTION_FIELDS = {option: field for field, option in OPTION_OF.items()}
 #: For a task, an annotation or a call.
 TASK_OPTIONS = frozenset({"unique", *OPTION_FIELDS})
 #: For a call alone.
-CALL_ONLY = frozenset({"idempotency_key", "idempotency_ttl"})
+CALL_ONLY = frozenset({"idempotency_key", "idempotency_scope", "idempotency_ttl"})
+#: To whom an idempotency key belongs: its task, the app, or one run of the task that calls.
+IDEMPOTENCY_SCOPES = ("task", "app", "run")
 #: For a task or an annotation: the worker reads it, not the caller.
 TASK_ONLY = frozenset({"unique_guard"})
 _ALL = (*sorted(TASK_OPTIONS | CALL_ONLY | TASK_ONLY),)
@@ -64,7 +67,12 @@ _OTHER_WORDS = {
     "unique_by": "dimensions queue type",
     "unique_on_conflict": "duplicate on_duplicate strategy",
     "unique_max_wait": "wait max_delay",
+    "unique_limit": "concurrency max_concurrency at_once",
+    "unique_max_queue": "max_parked queue_size max_size",
+    "unique_group": "lane concurrency_key",
     "unique_states": "until",
+    "unique_merge": "collect append merged merge_on",
+    "unique_merge_max_bytes": "max_bytes max_size merge_max merge_bytes",
     "identity_strategy": "identity strategy",
 }
 _OTHER_WORDS_OF_A_KEY = {

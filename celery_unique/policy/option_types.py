@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from .fields import Dimension, IdentityStrategy, OnConflict
 from .policy import UniquePolicy
@@ -29,8 +29,13 @@ class UniqueOptions(TypedDict, total=False):
     unique_states: Iterable[StateName] | StateGroup
     unique_on_conflict: OnConflict
     unique_max_wait: float | timedelta | str | None
+    unique_limit: int
+    unique_max_queue: int | None
+    unique_group: str | None
     identity_strategy: IdentityStrategy
     unique_label: str | None
+    unique_merge: Iterable[str] | str | None
+    unique_merge_max_bytes: int
 
 
 class TaskOptions(UniqueOptions, total=False):
@@ -96,6 +101,7 @@ class CallOptions(UniqueOptions, total=False):
 
     idempotency_key: str | None
     idempotency_ttl: float | timedelta | str
+    idempotency_scope: Literal["task", "app", "run"] | None
 
     task_id: str | None
     producer: Any

@@ -20,14 +20,14 @@ from .durations import to_iso8601
 from .fields import (
     CHECKS,
     DEFAULTS,
-    REPLACING,
+    POSTPONING,
     Dimension,
     IdentityStrategy,
     OnConflict,
     label,
     names_in_format,
 )
-from .states import GROUPS, StateGroup, StateName, explain_gaps
+from .states import GROUPS, LIVE, StateGroup, StateName, explain_gaps
 
 __all__ = [
     "UniquePolicy",
@@ -80,6 +80,16 @@ class UniquePolicy(_FromDocument):
     identity_strategy: IdentityStrategy
     #: Makes a short text of the arguments, for operators: it is no part of the key.
     label: str | None
+    #: How many tasks of one key may be counted at a time before a call conflicts.
+    limit: int
+    #: How many calls may be parked, with ``queue``; None: any number.
+    max_queue: int | None
+    #: Makes the key, in place of type and arguments: several tasks share one lane.
+    group: str | None
+    #: The parameters whose lists are merged, with ``on_conflict="merge"``. Not part of the key.
+    merge: tuple[str, ...] | None
+    #: How long the values of all calls that one run gets may be, as JSON.
+    merge_max_bytes: int
 
     def __init__(
         self,
@@ -94,6 +104,11 @@ class UniquePolicy(_FromDocument):
         max_wait: float | timedelta | str | None = None,
         identity_strategy: IdentityStrategy = "strict",
         label: str | None = None,
+        limit: int = 1,
+        max_queue: int | None = None,
+        group: str | None = None,
+        merge: Iterable[str] | str | None = None,
+        merge_max_bytes: int = DEFAULTS["merge_max_bytes"],
     ) -> None:
         given = locals()
         for field, check in CHECKS.items():
@@ -135,8 +150,16 @@ class UniquePolicy(_FromDocument):
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The arguments that the policy names, for a check against a signature."""
-        names = names_in_format(self.key) if isinstance(self.key, str) else self.args_keys or ()
-        return (*names, *names_in_format(self.label)) if self.label else names
+        names = self._names_in_key
+        return (*names, *names_in_format(self.label, "label")) if self.label else names
+
+    @property
+    def _names_in_key(self) -> tuple[str, ...]:
+        if self.group is not None:
+            return names_in_format(self.group, "group")
+        if isinstance(self.key, str):
+            return names_in_format(self.key)
+        return self.args_keys or ()
 
 
 assert tuple(field.name for field in fields(UniquePolicy)) == tuple(CHECKS)
@@ -169,13 +192,69 @@ def _refuse_clashes(policy: UniquePolicy) -> None:
         raise _clash(
             "meta_keys", "keys", "keys has 'meta', so name the headers that count in meta_keys"
         )
-    if policy.max_wait is not None and policy.on_conflict not in REPLACING:
+    if policy.max_wait is not None and policy.on_conflict not in POSTPONING:
         raise _clash(
             "max_wait",
             "on_conflict",
-            f"it bounds replacing, so give on_conflict {one_of(REPLACING)} "
+            f"it bounds how long calls postpone a task, so give on_conflict {one_of(POSTPONING)} "
             f"and not {policy.on_conflict!r}",
         )
+    if policy.max_queue is not None and policy.on_conflict != "queue":
+        raise _clash(
+            "max_queue",
+            "on_conflict",
+            "it bounds how many calls are parked, so give on_conflict 'queue' "
+            f"and not {policy.on_conflict!r}",
+        )
+    if policy.group is not None:
+        _refuse_beside_group(policy)
+    _refuse_merge_clashes(policy)
+
+
+def _refuse_merge_clashes(policy: UniquePolicy) -> None:
+    if policy.on_conflict != "merge":
+        for field in ("merge", "merge_max_bytes"):
+            if getattr(policy, field) != DEFAULTS[field]:
+                raise _clash(
+                    field,
+                    "on_conflict",
+                    "it is for calls that are merged, so give on_conflict 'merge' and not "
+                    f"{policy.on_conflict!r}",
+                )
+        return
+    if policy.merge is None:
+        raise _clash(
+            "merge",
+            "on_conflict",
+            "on_conflict 'merge' needs the names of the list parameters that it merges: add "
+            "unique_merge='doc_ids', for example",
+        )
+    in_key = [name for name in policy.merge if name in policy._names_in_key]
+    if in_key:
+        field = "group" if policy.group else "args_keys" if policy.key is None else "key"
+        raise _clash(
+            "merge",
+            field,
+            f"{in_key[0]!r} is merged, so that calls which differ in it have one key: take it out "
+            "of one of them",
+        )
+    ended = [state for state in policy.states if state not in LIVE]
+    if ended:
+        raise _clash(
+            "on_conflict",
+            "states",
+            f"a task that is {ended[0]} runs no more, and would swallow the values of a call: take "
+            f"{one_of(ended)} out of the states. To collect calls for some time, call with "
+            "countdown=",
+        )
+
+
+def _refuse_beside_group(policy: UniquePolicy) -> None:
+    for field in ("args_keys", "key"):
+        if getattr(policy, field) is not None:
+            raise _clash("group", field, "the group is the key: put what counts into its text")
+    if {*policy.keys} - {"meta"} != {"type", "args"}:
+        raise _clash("group", "keys", "the group is the key: give no dimensions")
 
 
 def _clash(field: str, other: str, cure: str) -> InvalidPolicy:

@@ -22,13 +22,15 @@ OWN_OPTIONS = "_celery_unique_options"
 #: Marks a class that wraps the ``__call__`` of the task's own class.
 IN_FRONT = "_celery_unique_in_front"
 _IGNORED = "_celery_unique_ignored"
-#: Options of annotations and app defaults that would make any decorator valid.
+#: Options of annotations and app defaults that would make any decorator valid ...
 _STILL_TO_COME = {
     "unique": True,
     "unique_on_conflict": "replace",
     "unique_meta": "any",
     "unique_states": "until_done",
 }
+#: ... but one with an option that belongs to another strategy.
+_STRATEGY_OF = {"unique_max_queue": "queue", "unique_merge": "merge"}
 _PREFIXES = ("unique_", "idempotency_")
 
 
@@ -221,13 +223,17 @@ def check_decorator(name: str, fun: Any, options: Mapping[str, Any], base: type)
 
     def layers() -> list[dict[str, Any]]:
         check_near_names(own, "task")
-        return [{**_static_options(base.__mro__), **own}, _STILL_TO_COME]
+        given = {**_static_options(base.__mro__), **own}
+        needed = [_STRATEGY_OF[option] for option in _STRATEGY_OF if given.get(option) is not None]
+        if needed:
+            return [given, {**_STILL_TO_COME, "unique_on_conflict": needed[-1]}]
+        return [given, _STILL_TO_COME]
 
     policy = _layers(name, layers).policy
     _check_guard(name, base, [own])
     if (own.get("unique") or getattr(base, "unique", None)) and (error := _unguarded(name, base)):
         raise error
-    if policy is not None and (policy.argument_names or callable(policy.key)):
+    if policy is not None and (policy.argument_names or callable(policy.key) or policy.merge):
         check_policy(name, policy, _signature_of_function(fun, bool(options.get("bind"))))
 
 
@@ -322,13 +328,53 @@ def check_policy(name: str, policy: UniquePolicy, signature: inspect.Signature |
         wrong = misfit(policy.key, parameters)
         if wrong is not None:
             raise InvalidPolicy(f"{name}: {wrong}", field="key")
+    for argument in policy.merge or ():
+        _check_merged(name, argument, parameters)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for argument in policy.argument_names:
         if argument not in parameters:
-            raise InvalidPolicy(
-                f"{name} has no argument {argument!r}."
-                f"{suggestion(argument, sorted(parameters))} "
-                f"Name one of: {', '.join(parameters) or '(none)'}.",
-                field="args_keys" if policy.key is None else "key",
-            )
+            field = "group" if policy.group else "args_keys" if policy.key is None else "key"
+            raise _no_argument(name, argument, parameters, field)
+
+
+def _no_argument(
+    name: str, argument: str, parameters: Mapping[str, inspect.Parameter], field: str
+) -> InvalidPolicy:
+    return InvalidPolicy(
+        f"{name} has no argument {argument!r}.{suggestion(argument, sorted(parameters))} "
+        f"Name one of: {', '.join(parameters) or '(none)'}.",
+        field=field,
+    )
+
+
+#: Annotations of parameters that take no list, as types and as the text of one.
+_NO_LISTS = (str, bytes, int, float, bool, dict, set, frozenset)
+_NO_LIST_NAMES = {kind.__name__ for kind in _NO_LISTS} | {"Mapping", "Dict", "Set", "FrozenSet"}
+
+
+def _check_merged(name: str, argument: str, parameters: Mapping[str, inspect.Parameter]) -> None:
+    """``unique_merge`` names parameters that take lists, as far as the signature shows."""
+    parameter = parameters.get(argument)
+    if parameter is None:
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return
+        raise _no_argument(name, argument, parameters, "merge")
+    wrong = ""
+    annotation: Any = parameter.annotation
+    origin = getattr(annotation, "__origin__", annotation)
+    default = parameter.default
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        wrong = f"it is written {parameter}"
+    elif origin in _NO_LISTS or (
+        isinstance(origin, str) and origin.partition("[")[0].strip() in _NO_LIST_NAMES
+    ):
+        wrong = f"its annotation is {getattr(origin, '__name__', origin)}"
+    elif default is not parameter.empty and not isinstance(default, (list, tuple, type(None))):
+        wrong = f"its default is of type {type(default).__name__}"
+    if wrong:
+        raise InvalidPolicy(
+            f"{name}: unique_merge names {argument!r}, which takes no list: {wrong}. Name a "
+            "parameter that takes a list, whose values may be appended to one another",
+            field="merge",
+        )

@@ -197,6 +197,7 @@ class _Batch:
         self._pending: _PendingAcquire | None = None
 
     def publish(self) -> None:
+        self._coordinator.before_batch([call.request for call in self._calls if call.request.key])
         with self._app_state.app.producer_or_acquire() as producer:
             for call in self._calls:
                 call.request.batch_options = {

@@ -121,8 +121,11 @@ class AtomicPublisher:
     def publishes(self, request: PublishRequest) -> bool:
         """Whether this call is published in one act."""
         policy, options = request.policy, request.options
-        # The ETA of these depends on what they replace, and is part of the message.
-        if policy.max_wait is not None or policy.on_conflict == "replace_except_schedule":
+        # The ETA of these depends on what they replace, and is part of the message. (A merged call
+        # postpones a message that is pushed already.)
+        if policy.on_conflict == "replace_except_schedule" or (
+            policy.max_wait is not None and policy.on_conflict != "merge"
+        ):
             return False
         if request.run is not None or has_receivers():
             return False

@@ -38,6 +38,7 @@ from celery_unique.stores.record import State, letters, terminal_letters
 
 from .coordinator import READ_AGAIN_AFTER_S, UniqueTaskCoordinator
 from .request import SendTask, policy_of, registered
+from .results import CallOutcome, with_facts
 
 logger = logging.getLogger("celery_unique")
 
@@ -162,7 +163,14 @@ class _Beside:
             task_id = acquired.holder.task_id
             if not self._dry_run and not self._is_abandoned(acquired):
                 logger.info("skipped tick of %s: another beat has published it", self._tick.entry)
-                return self._app.AsyncResult(task_id)
+                facts = CallOutcome("deduplicated", True, self._key, str(acquired.holder.state))
+                return with_facts(self._app.AsyncResult(task_id), facts)
+            if not self._dry_run:
+                logger.warning(
+                    "publishing tick of %s again: the beat that acquired it has not recorded its "
+                    "publish",
+                    self._tick.entry,
+                )
         try:
             result = send()
         except BaseException:

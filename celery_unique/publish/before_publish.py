@@ -6,6 +6,7 @@ published as it is. Any other unique call becomes a ``PublishRequest`` for the c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from celery.utils import uuid
@@ -101,7 +102,7 @@ def _publish(
     if replaces_itself and _hand_over_lock(app_state, name, request.key, options):
         return _continue(app_state, send_task, name, args, kwargs, options)
     if policy is not None:
-        if request.awaited or app_state.results_by_message:
+        if request.awaited or app_state.results_by_message or request.policy.on_conflict == "queue":
             prepare_to_join(request, coordinator.settings)
         if batch is None:
             return conclude(request, coordinator.publish(request))
@@ -178,7 +179,8 @@ def _hand_over_lock(app_state: AppState, name: str, key: str, options: dict[str,
     if header is None or (key and key != header.key):
         return False
     headers = dict(options.get("headers") or {})
-    headers[HEADER] = header.as_published().as_message()
+    # It continues with what its message says, not with what was merged before it was replaced.
+    headers[HEADER] = replace(header.as_published(), merge=False).as_message()
     options["headers"] = headers
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from celery_unique.exceptions import DuplicateTask
+from celery_unique.exceptions import LANE_IS_FULL, DuplicateTask
 from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, Holder
 from celery_unique.stores.record import State
@@ -55,6 +55,16 @@ def cannot_replace(conflict: Conflict) -> CallOutcome:
     return reject(conflict, "the call has the id of the task that it would replace")
 
 
+def merge(conflict: Conflict) -> CallOutcome:
+    """The holder runs with the values of the call."""
+    return CallOutcome("merged", True, conflict.key, str(conflict.holder.state))
+
+
+def cannot_merge(conflict: Conflict) -> CallOutcome:
+    """The call has the id of a task that has started, so it can be no successor of that."""
+    return reject(conflict, "the call has the id of a task that takes no more values")
+
+
 #: What a call gets that the store has not admitted.
 STRATEGIES: dict[str, Callable[[Conflict], CallOutcome]] = {
     "ignore": ignore,
@@ -62,6 +72,8 @@ STRATEGIES: dict[str, Callable[[Conflict], CallOutcome]] = {
     "replace": cannot_replace,
     "replace_except_schedule": cannot_replace,
     "rerun": ignore,  # the holder has not started, so it will see what the caller has done
+    "queue": ignore,  # the call has the very id of a task that has not ended
+    "merge": cannot_merge,
 }
 
 
@@ -78,6 +90,24 @@ def admitted(request: PublishRequest, acquired: Acquired) -> CallOutcome:
         state = State.AVAILABLE if waits else State.ACTIVE
         return CallOutcome("rerun", bool(acquired.replaced), request.key, str(state))
     return CallOutcome("replaced" if acquired.replaced else "created", False, request.key)
+
+
+def queued(key: str, holder: Holder | None) -> CallOutcome:
+    """What a call gets that is parked, and runs under its own id when its turn comes."""
+    return CallOutcome("queued", False, key, None if holder is None else str(holder.state))
+
+
+def lane_is_full(
+    task_name: str, key: str, acquired: Acquired, *, conceal: bool = False
+) -> DuplicateTask:
+    holder = None if conceal else acquired.holder
+    return DuplicateTask(
+        task_name,
+        holder.task_id if holder is not None else None,
+        str(holder.state) if holder is not None else None,
+        f"{LANE_IS_FULL}: {acquired.position} calls are parked (unique_max_queue)",
+        key=key,
+    )
 
 
 def joined(key: str, holder: Holder) -> CallOutcome:

@@ -6,6 +6,7 @@ Each order that matters is named where it is kept.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from celery_unique.exceptions import IdempotencyKeyConflict, StoreUnavailable
 from celery_unique.followers.continuations import continues
 from celery_unique.header import LockHeader
 from celery_unique.policy.durations import milliseconds
+from celery_unique.policy.states import TERMINAL
 from celery_unique.stores.base import Acquired, Held, Holder, LockStore, holder_of
 from celery_unique.stores.record import State
 
@@ -69,12 +71,16 @@ class UniqueTaskCoordinator:
     def fingerprint(self) -> str:
         return self.store.fingerprint()
 
+    def before_batch(self, requests: Sequence[PublishRequest]) -> None:
+        """Called for calls of ``apply_many``, which are not published one by one: an integration
+        can add to them here, and to others in ``publish``."""
+
     # -- acquire, publish, confirm ------------------------------------------------------
 
     def publish(self, request: PublishRequest) -> PublishOutcome:
         """Acquire the lock, publish the message and confirm; or return what a call gets whose key
         is held."""
-        other_way = self._other_way(request)
+        other_way, error = self._other_way(request), None
         for _ in range(ROUNDS):
             try:
                 if other_way is not None:
@@ -89,14 +95,22 @@ class UniqueTaskCoordinator:
                         result = self.send(request, acquired, began)
                         self.client.confirm(request, request.task_id)
             except AcquireFailed as failed:
-                return self.publish_without_store(request, failed.error)
+                error = failed.error  # raised from here, it would be in a cycle with this one
+                break
             if acquired.outcome == "created":
                 return self.created(request, acquired, result)
             outcome = self.settle_conflict(request, acquired)
             if outcome is not None:
                 return outcome
+        if error is not None:
+            try:
+                return self.publish_without_store(request, error)
+            finally:
+                del error  # its traceback has this frame
         # The holders vanished as fast as they came, or one in a canvas, of which no copy may be
         # published, stays unconfirmed: publish rather than lose the call.
+        if request.may_be_merged:
+            self.client.unmerge(request)
         return self._publish_unlocked(request, "its holder vanished or is not published yet")
 
     def _other_way(self, request: PublishRequest) -> AtomicPublisher | OverlappedPublisher | None:
@@ -163,7 +177,10 @@ class UniqueTaskCoordinator:
         the background: the caller has waited long enough."""
         if not self.publishes_anyway and not continues(request.parent):
             self.client.withdraw_later(request, error)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # no cycle with this frame: collecting it takes as long as a call
         outcome = self._publish_unlocked(request, "the lock store did not answer")
         self.client.confirm_later(request, error)
         return outcome
@@ -188,16 +205,22 @@ class UniqueTaskCoordinator:
 
     def settle_conflict(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome | None:
         """What a call gets whose key is held, or None: acquire again."""
-        assert acquired.holder is not None
         holder, now = acquired.holder, acquired.now
-        if now - holder.created_at > self._check_after_ms and self._heals(request, acquired):
+        waited = holder is not None and now - holder.created_at > self._check_after_ms
+        if waited and self._heals(request, acquired):
             return None
+        if acquired.outcome in ("queued", "full"):
+            return self._parked(request, acquired)
+        assert holder is not None
         if holder.state is State.PENDING and holder.task_id in self.client.published:
             holder = _published(holder, now)  # the confirmation has not reached the store yet
         if request.dry_run:
             return self._publish_duplicate(request, holder, now)
         if holder.arguments != request.arguments:
             raise IdempotencyKeyConflict(request.task_name, key=request.key)
+        if _is_made_by(holder, request):
+            self.client.withdraw_acquired(request, acquired)
+            return self._publish_unlocked(request, "its caller holds the key, and has no lock yet")
         if acquired.outcome in ("joined", "ended"):
             # A pending holder needs no help, other than for a plain duplicate: the whole message
             # of the call is in the store. If the holder is never published, its grace lapses or it
@@ -208,13 +231,22 @@ class UniqueTaskCoordinator:
             ended = acquired.outcome == "ended"
             return PublishOutcome(request.task_id, facts, follows=holder.task_id, ended=ended)
         if request.bypasses is not None and request.bypasses(holder.task_id):
+            if request.merge:
+                self.client.unmerge(request)  # it runs with its own values
             # The very id of the call is awaited, so that another's cannot be returned.
             why = f"task {holder.task_id} holds its key, but this very call is awaited"
             return self._bypass(request, None, why)
         # A duplicate may only name a task that is surely published, or a publish that then fails
         # would take this call with it. A rejection promises nothing.
-        if acquired.outcome == "duplicate" or holder.abandoned:
-            published = self._surely_published(request, holder, now)
+        merged = acquired.outcome == "merged"
+        if acquired.outcome == "duplicate" or holder.abandoned or merged:
+            request.may_be_merged = merged
+            try:
+                published = self._surely_published(request, holder, now)
+            except BaseException:
+                if merged:
+                    self.client.unmerge(request)
+                raise
             if published is None:
                 return None
             holder = published
@@ -226,12 +258,15 @@ class UniqueTaskCoordinator:
             self.settings.conceal_holder,
             by_idempotency_key=bool(request.arguments),
         )
+        if merged:
+            return PublishOutcome(holder.task_id, conflicts.merge(conflict))
         return PublishOutcome(
             holder.task_id, conflicts.resolve(request.policy.on_conflict, conflict)
         )
 
     def _heals(self, request: PublishRequest, acquired: Acquired) -> bool:
-        """Whether the holder was stale, and its key is released: acquire again."""
+        """Whether the holder was stale, and its key is released: acquire again. One that values of
+        other calls were merged into is published again instead."""
         holder, now = acquired.holder, acquired.now
         assert holder is not None
         if holder.state not in (State.AVAILABLE, State.RETRYABLE):
@@ -242,10 +277,34 @@ class UniqueTaskCoordinator:
             from .stale_holders.healing import StaleHolders  # rarely needed
 
             self._stale_holders = StaleHolders(request.app_state)
-        if not self._stale_holders.heal(request.key, holder.task_id):
+        healed = self._stale_holders.heal(request.key, holder.task_id)
+        if healed is None:
             return False
-        self.client.withdraw_acquired(request, acquired)  # if it has joined
-        return True
+        lost = healed.lost
+        if lost is None:
+            self.client.withdraw_acquired(request, acquired)  # if it has joined
+            return True
+        if request.follower is None:  # else the call has no message that could replace the holder's
+            try:
+                self._publish_again(request, lost, now)
+            except StoreUnavailable as error:
+                self.client.report_error("help", error, request)
+            except BaseException:
+                self.client.withdraw_acquired(request, acquired)
+                raise
+        return False
+
+    def _parked(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome:
+        """The call is in the store with its whole message: a worker publishes it when its turn
+        comes. Or its lane is full."""
+        name, task_id, key = request.task_name, request.task_id, request.key
+        if acquired.outcome == "full":
+            reporting.parked(self.app, name, "", acquired, key)
+            conceal = self.settings.conceal_holder
+            raise conflicts.lane_is_full(name, key, acquired, conceal=conceal)
+        self.client.published.remember(task_id, key)  # a revoke finds its key
+        reporting.parked(self.app, name, task_id, acquired, key)
+        return PublishOutcome(task_id, conflicts.queued(key, acquired.holder))
 
     def _publish_duplicate(
         self, request: PublishRequest, holder: Holder, now: int
@@ -317,7 +376,7 @@ class UniqueTaskCoordinator:
             record, now = self.store.read(request.key)
             task = record.tasks.get(holder.task_id)
             if task is None:
-                return None
+                return self._after_its_run(request, holder, now)
             if not task.pending:
                 return holder_of(holder.task_id, task, now)
         verdict = self.store.help(request.key, holder.task_id)
@@ -326,7 +385,28 @@ class UniqueTaskCoordinator:
             # second copy harmless, while taking over would revoke a slow first caller.
             request.send(holder.task_id, request.header(holder.task_id), None)
             self.client.confirm(request, holder.task_id)
+        if verdict == "again" and request.may_be_merged:
+            record, now = self.store.read(request.key)
+            if holder.task_id not in record.tasks:
+                return self._after_its_run(request, holder, now)
         return None if verdict == "again" else _published(holder, now)
+
+    def _after_its_run(self, request: PublishRequest, holder: Holder, now: int) -> Holder | None:
+        """The pending holder is gone, so a plain call acquires again. The values of a merged one
+        went with it: before its lease a task into which calls were merged goes only by its end, or
+        is revoked or superseded with all of them. Acquired again, they would run twice."""
+        if not request.may_be_merged or now >= holder.lease:
+            return None
+        return _published(holder, now)
+
+
+def _is_made_by(holder: Holder, request: PublishRequest) -> bool:
+    """Whether the body of the holder makes this call, although the holder waits by its record: the
+    store did not answer when it started. The call would be lost as its duplicate."""
+    if request.parent is None or holder.task_id != request.parent.id:
+        return False
+    waits = holder.state not in (State.ACTIVE, *TERMINAL)
+    return waits and holder.task_id != request.task_id
 
 
 def _published(holder: Holder, now: int) -> Holder:

@@ -29,7 +29,7 @@ from celery_unique.worker.lock_client import WorkerLockClient
 
 from .coordinator import UniqueTaskCoordinator
 from .joining import JOINING, fails_under_its_id
-from .request import CANVAS, PublishRequest, current_request, policy_of, prepare
+from .request import CANVAS, PublishRequest, current_request, policy_of, prepare, rejecting
 from .results import CallOutcome, UniqueEagerResult, eager_result, with_facts
 from .store_client import REMEMBERED
 
@@ -70,7 +70,9 @@ def around_apply(app_state: AppState, task: Any, original: Apply) -> Apply:
             return _call(app_state, task, original, args, kwargs, ours, options)
         # Wrong options are errors in eager test suites too, or they would hide them.
         policy_of(app_state, task.name, task, ours)
-        check_key(task.name, ours)
+        parent = current_request(app_state)
+        run_id = parent.id if parent is not None else None
+        check_key(task.name, ours, app_state.settings.idempotency_scope, run_id)
         return eager_result(original(args, kwargs, **options))
 
     return apply
@@ -95,6 +97,9 @@ def _call(
         request = PublishRequest(app_state, original, task.name, args, kwargs, options, task_id)
         warn_of_left_over(task.name, task, options)
         prepare(request, task, policy, signature, ours, coordinator)
+        if request.policy.on_conflict in ("queue", "merge"):
+            # It runs here, with its own values, and now or never.
+            request.policy, request.merge = rejecting(request.policy), ""
         request.run = partial(_run, app_state, task, request.key, run, options)
         return _locked(coordinator, task, request)
     except CeleryUniqueError as error:

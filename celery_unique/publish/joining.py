@@ -17,18 +17,20 @@ from celery_unique.followers.complete import Outcome, complete, stored_outcome
 from .request import CANVAS, PublishOutcome, PublishRequest, is_in_canvas
 
 #: Strategies under which a duplicate joins: under the others it raises or replaces the holder.
-JOINING = ("ignore", "rerun")
+JOINING = ("ignore", "rerun", "merge")
 
 
 def prepare_to_join(request: PublishRequest, settings: UniqueSettings) -> None:
-    """Add to the request what it needs to follow the holder of its key."""
+    """Add to the request what it needs to follow the holder of its key, or to be parked behind
+    it."""
     app_state, options = request.app_state, request.options
     # With rpc:// a result reaches only the caller that its message names, so that each
     # duplicate needs a message of its own.
     by_message = app_state.results_by_message and not options.get("ignore_result")
+    parks = request.policy.on_conflict == "queue"
     if by_message:
         _declare_reply_queue(app_state.app, request.identify(), options)
-    elif not request.awaited:
+    elif not request.awaited and not parks:
         return
     request.follower = FollowerCall.of(
         app_state.app,
@@ -36,12 +38,12 @@ def prepare_to_join(request: PublishRequest, settings: UniqueSettings) -> None:
         request.args,
         request.kwargs,
         options,
-        request.header(request.identify()),
+        request.header(request.identify(), 0, "queued" if parks else "created"),
         grace_ms=request.grace_ms,
         lease_ms=request.lease_ms,
     )
     # A caller that may not learn who holds a key may not get its result either.
-    if request.policy.on_conflict in JOINING and not settings.conceal_holder:
+    if parks or (request.policy.on_conflict in JOINING and not settings.conceal_holder):
         request.join = request.follower.dumps(settings.follower_codec)
     request.canvas = is_in_canvas(options)
 

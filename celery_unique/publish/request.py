@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -11,17 +12,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import celery
+from celery._state import _task_stack
 from celery.app.task import Context
 from celery.utils import uuid
 
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import delay_ms, expires_ms, publish_retry_ms
 from celery_unique.exceptions import CeleryUniqueError, InvalidPolicy
-from celery_unique.followers.call import FollowerCall
+from celery_unique.followers.call import FollowerCall, encoded
 from celery_unique.header import HEADER, LockHeader
 from celery_unique.keys.arguments import visible_arguments
 from celery_unique.keys.call import Call
 from celery_unique.keys.identity import identify, policy_for, with_key
+from celery_unique.keys.merge import merged_values
 from celery_unique.keys.unique_key import text_for_operators
 from celery_unique.policy.durations import milliseconds
 from celery_unique.policy.policy import UniquePolicy, warn_of_short_window
@@ -44,6 +47,10 @@ SendTask = Callable[..., Any]
 
 #: Since Celery 5.7 a call by name is published with the queue and the expiry of its task.
 BY_NAME_AS_BY_TASK = celery.VERSION[:2] >= (5, 7)
+
+#: The running tasks of each thread. It is empty in a process that runs none, where Celery takes two
+#: exceptions to find that out.
+_RUNNING: Any = getattr(getattr(_task_stack, "_local", None), "__storage__", True)
 
 #: Options under which another task or process waits for the very id of the call.
 CANVAS = ("chord", "group_id", "chain")
@@ -97,6 +104,10 @@ class PublishRequest:
     #: In a dry run: the strategy of the call, whose policy is then to reject, since that changes
     #: nothing in the store. Empty: it is none.
     dry_run: str = ""
+    #: The values that the holder's run gets if the call is merged, as JSON.
+    merge: str = ""
+    #: They may have been merged: a claim that is repeated must not merge them twice.
+    may_be_merged: bool = False
     #: Whether the call is made without a lock, given the id of the holder.
     bypasses: Callable[[str], bool] | None = None
 
@@ -147,22 +158,28 @@ class PublishRequest:
             keep += ID_GIVEN * self.awaited + QUEUE_NAMED * self.queue_named
         if self.label:
             keep += packed_label(self.label)
-        return Claim(
-            task_id=self.task_id,
-            task_name=self.task_name,
-            states=terms.states,
-            grace_ms=self.grace_ms,
-            on_conflict=policy.on_conflict,
-            parent="" if parent is None else parent.id or "",
-            max_wait_ms=terms.max_wait_ms,
-            window_ms=terms.window_ms,
-            delay_ms=self.delay_ms,
-            keep=keep,
+        claim = Claim(
+            self.task_id,
+            self.task_name,
+            terms.states,
+            self.grace_ms,
+            policy.on_conflict,
+            "" if parent is None else parent.id or "",
+            terms.max_wait_ms,
+            terms.window_ms,
+            self.delay_ms,
+            keep,
             keep_ms=self.keep_ms,
             arguments=self.arguments,
             join=self.join,
             canvas=self.canvas,
+            limit=policy.limit,
+            max_queue=policy.max_queue or 0,
         )
+        if self.merge:
+            claim.merge, claim.merge_max_bytes = self.merge, policy.merge_max_bytes
+            claim.again = self.may_be_merged
+        return claim
 
     def header(self, task_id: str, created_at: int = 0, outcome: str = "created") -> LockHeader:
         """What the message records of its lock, for the worker."""
@@ -178,6 +195,7 @@ class PublishRequest:
             arguments=self.arguments,
             outcome="" if outcome == "created" else outcome,
             copies=bool(self.attempt),
+            merge=bool(self.merge),
         )
 
     def changed_delay(self, acquired: Acquired) -> int | None:
@@ -231,11 +249,13 @@ def terms_of(policy: UniquePolicy) -> Terms:
 
 
 @lru_cache(maxsize=1024)
-def _rejecting(policy: UniquePolicy) -> UniquePolicy:
-    rejecting = copy(policy)
-    object.__setattr__(rejecting, "on_conflict", "reject")
-    object.__setattr__(rejecting, "max_wait", None)
-    return rejecting
+def rejecting(policy: UniquePolicy) -> UniquePolicy:
+    """The same policy, whose calls neither change nor add to what the store holds of others."""
+    changed = copy(policy)
+    for name in ("max_wait", "max_queue", "merge"):
+        object.__setattr__(changed, name, None)
+    object.__setattr__(changed, "on_conflict", "reject")
+    return changed
 
 
 class SentEvent:
@@ -321,7 +341,7 @@ def prepare(
     request.awaited = options.get("task_id") is not None or is_in_canvas(options)
     request.policy = policy
     if settings.dry_run:
-        request.dry_run, request.policy = policy.on_conflict, _rejecting(policy)
+        request.dry_run, request.policy = policy.on_conflict, rejecting(policy)
     queue = ""
     if "queue" in policy.keys:
         queue = queue_of(app_state, name, request.args, request.kwargs, task, sent_options)
@@ -333,13 +353,27 @@ def prepare(
         queue,
         _meta(parent, policy.meta_keys, options) if policy.meta_keys else {},
         unique_options.get("idempotency_key"),
+        parent.id if parent is not None else None,
     )
-    ttl, scope = unique_options.get("idempotency_ttl"), settings.idempotency_scope
+    ttl = unique_options.get("idempotency_ttl")
+    scope = unique_options.get("idempotency_scope", settings.idempotency_scope)
     identity = identify(call, policy, settings.key_secret, scope, ttl)
     request.key, request.arguments = identity.key, identity.arguments
     request.keep_ms = identity.keep_ms
     if policy.label:
         request.label = text_for_operators(policy.label, visible_arguments(call))
+    if request.policy.merge:
+        if settings.conceal_holder:
+            raise InvalidPolicy(
+                f"{name}: unique_on_conflict='merge' returns the id of the task that runs with the "
+                "values of the call, which unique_conceal_holder=True conceals: use only one of "
+                "them",
+                field="on_conflict",
+            )
+        request.merge = merged_values(call, request.policy.merge)
+        if settings.follower_codec is not None:
+            request.merge = json.dumps(encoded(settings.follower_codec, request.merge))
+        request.identify()  # its values are stored under its id
 
 
 def registered(app: Any, name: str) -> Any:
@@ -360,6 +394,8 @@ def registered(app: Any, name: str) -> Any:
 
 def current_request(app_state: AppState) -> Any:
     """Celery's request of the task that runs in this thread, or None."""
+    if not _RUNNING:
+        return None
     task = app_state.app.current_worker_task
     return task.request if task is not None else None
 

@@ -32,8 +32,10 @@ Outcome = Literal[
     "replaced",
     "joined",
     "rerun",
+    "merged",
     "bypassed",
     "would_deduplicate",
+    "queued",
 ]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 

@@ -110,6 +110,8 @@ def _walk(app_state: AppState) -> dict[str, str]:
     try:
         for key, record in app_state.store.walk():
             found.update(dict.fromkeys(record.tasks, key))
+            if record.parked:
+                found.update(dict.fromkeys(app_state.store.parked(key), key))
             if time.monotonic() > give_up_at:
                 logger.info("too many locks to look through: a revoked task frees its key later")
                 break

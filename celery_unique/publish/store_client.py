@@ -309,8 +309,20 @@ class CallerStoreClient:
         """The call is not made after all: undo what it acquired."""
         if acquired.outcome == "created":
             self.withdraw(request)
-        elif acquired.outcome == "joined":
+        elif acquired.outcome in ("joined", "queued"):
             self.store.complete_follower(request.key, request.task_id)
+        if request.merge and acquired.outcome in ("joined", "merged"):
+            self.unmerge(request)
+
+    def unmerge(self, request: PublishRequest) -> None:
+        """The values of the call go another way, or its caller gets an error."""
+        request.may_be_merged = False
+        self._apply(
+            "unmerge",
+            partial(self.store.unmerge, request.key, request.task_id),
+            f"remove the values that {request.task_name}[{request.task_id}] has merged",
+            request,
+        )
 
     def withdraw_later(
         self, request: PublishRequest, error: StoreUnavailable | None = None
@@ -372,6 +384,8 @@ class CallerStoreClient:
             act()
             if request.join:  # or it was attached to a holder, and would end with that
                 self.store.complete_follower(request.key, request.task_id)
+            if request.merge:
+                self.store.unmerge(request.key, request.task_id)
 
         # Nothing can have happened in a store that was skipped, nor to an unreadable record.
         if not isinstance(error, (StoreSkipped, UnreadableRecord)):

@@ -77,6 +77,13 @@ class Claim:
     join: str = ""
     #: A canvas or a callback waits for the id: see ``Acquired.followers`` of its replacement.
     canvas: bool = False
+    #: The call conflicts only if at least so many tasks block it.
+    limit: int = 1
+    #: With ``queue``: how many calls may be parked; 0: any number.
+    max_queue: int = 0
+    #: JSON: the values of the parameters that are merged. Only with ``merge``, and then not empty.
+    merge: str = ""
+    merge_max_bytes: int = 0  # how long the values of all calls of one task may be
 
 
 @dataclass(slots=True)
@@ -95,16 +102,25 @@ class Holder:
 
 @dataclass(slots=True)
 class Acquired:
-    """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` with the holder.
+    """``created``; or ``duplicate`` / ``rejected`` / ``joined`` / ``ended`` / ``merged`` with the
+    holder; or ``queued`` / ``full``, with the holder if a task blocks the call.
 
     A created task may replace others (``replaced``, in limbo until it is published), or wait for
     an active one to end (``after``). Its message must carry its ETA.
 
     ``joined``: the call follows the holder now, or did so before. ``ended``: it would, but the
     holder's result can be read already, so no follower was added.
+
+    ``queued``: the call is parked, with its message, or was before. ``full``: it is not, since
+    ``max_queue`` calls are.
+
+    ``merged``: the holder runs with the values of the call; so it does for a call that ``joined``
+    and has such values.
     """
 
-    outcome: Literal["created", "duplicate", "rejected", "joined", "ended"]
+    outcome: Literal[
+        "created", "duplicate", "rejected", "joined", "ended", "queued", "full", "merged"
+    ]
     holder: Holder | None = None
     now: int = 0  # the store's clock when it answered
     replaced: tuple[str, ...] = ()
@@ -113,6 +129,7 @@ class Acquired:
     #: Those of ``replaced`` whose id a canvas waits for: they follow this task as soon as a
     #: worker receives their messages, and have no outcome before that.
     followers: tuple[str, ...] = ()
+    position: int = 0  # how many calls are parked, this one included if it is
 
 
 @dataclass(slots=True)
@@ -159,6 +176,7 @@ class Start:
     window_ms: int = 0
     keep: str = ""
     arguments: str = ""
+    merge: bool = False  # the task may have a payload, even if its record is lost
 
 
 @dataclass(slots=True)
@@ -170,6 +188,9 @@ class Started:
     lost: bool = False  # run, although no live record of this task was found
     mark: str = ""  # why it is superseded: superseded, withdrawn or revoked
     by: str = ""  # the id that replaced it
+    #: The values of all calls that it runs for, see ``record_payloads``; empty: its message's.
+    payload: str = ""
+    wait_ms: int = 0  # of ``wait``: how long in any case, where that is known
 
 
 @dataclass(slots=True)
@@ -191,6 +212,7 @@ class Held:
     #: Of such a message: its previous holder no longer has it. It is in the broker; or, if
     #: ``held_ms`` is given too, that replaces the earlier value.
     returned: bool = False
+    merge: bool = False  # as of Start
 
 
 @dataclass(slots=True)
@@ -212,6 +234,17 @@ class Finish:
     #: The message was rejected. It may return from a dead letter exchange, and is then to run:
     #: no done mark stays, and a task that is kept does not stop it at the gate.
     rejected: bool = False
+    merge: bool = False  # as of Start
+
+
+@dataclass(slots=True)
+class Called:
+    """A parked call that has its turn: a pending task, whose message is to be published and
+    confirmed. If that does not happen within its grace, it is called again."""
+
+    task_id: str
+    message: str
+    again: bool = False  # it was called before: it may have been published, and may have run
 
 
 @dataclass(slots=True)
@@ -224,19 +257,28 @@ class Finished:
     duplicates: int = 0
     #: The task has followers, or will have soon; it is ``ending`` until settle.
     followers: bool = False
+    #: Parked calls that have their turn now: the finishing worker publishes them.
+    called: tuple[Called, ...] = ()
 
 
 @dataclass(slots=True)
 class Orphan:
-    """A follower that only its reaper will complete."""
+    """A follower that only its reaper will complete; or a parked call that has its turn."""
 
     follower_id: str
     holder: str
     message: str
     promoted: bool = False  # its message may never have been published: see ``promote``
     #: What became of the holder: ``revoked``, ``superseded``, ``withdrawn``, ``done``, or
-    #: empty (it died, or it ended without a trace).
+    #: empty (it died, or it ended without a trace). ``called``: it is a parked call, and its own
+    #: holder; ``promoted`` if it was called before.
     fate: str = ""
+
+    @property
+    def called(self) -> Called | None:
+        if self.fate != "called":
+            return None
+        return Called(self.follower_id, self.message, self.promoted)
 
 
 Promotion = Literal["publish", "follows", "gone"]
@@ -253,7 +295,11 @@ class LockStore(Protocol):
 
     # -- acts of the caller --------------------------------------------------
     def acquire(self, key: str, claim: Claim) -> Acquired:
-        """Admit the claim as a pending task, or return the holder that blocks it."""
+        """Admit the claim as a pending task, or return the holder that blocks it.
+
+        With ``queue`` the call is parked with its message (``claim.join``) if ``limit`` tasks
+        block it or others are parked: they are called in the order in which they were.
+        """
 
     def acquire_many(
         self, claims: Sequence[tuple[str, Claim]]
@@ -275,7 +321,9 @@ class LockStore(Protocol):
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
         """The publish failed: remove the pending task and mark its id withdrawn.
 
-        No effect unless it is pending and no copy of it was published.
+        No effect unless it is pending and no copy of it was published. If calls were merged into
+        it, it stays without its own values, for the copy that one of them publishes or has
+        published.
         """
 
     def help(
@@ -290,6 +338,10 @@ class LockStore(Protocol):
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         """Revoke a task that has not started, or whose delivery is dead."""
+
+    def unmerge(self, key: str, call_id: str) -> bool:
+        """Remove the values of a call that may have been merged and is not made after all, or is
+        made in another way. No effect once the task has started that they were merged into."""
 
     def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
         """Release the key's live tasks, or one of them, for an operator; returns how many.
@@ -313,7 +365,10 @@ class LockStore(Protocol):
         """Fire-and-forget: active becomes retryable, and the delivery releases it."""
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        """The body has finished. Only the delivery that started may report it."""
+        """The body has finished. Only the delivery that started may report it.
+
+        In the same act, parked calls of the key that have their turn now become pending tasks.
+        """
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         """Fire-and-forget: result and acknowledgement are done, remove the ending task."""
@@ -349,6 +404,9 @@ class LockStore(Protocol):
         delivery, and a promoted one when its grace has passed unconfirmed. While the claim of
         another reaper lasts there are none. At most ``ORPHANS_AT_ONCE``: the same reaper may
         repeat it.
+
+        In front of them, whatever is claimed: parked calls that have their turn, and are pending
+        tasks by this act.
         """
 
     def promote(
@@ -361,6 +419,9 @@ class LockStore(Protocol):
         under its own id now, which the other orphans of its holder follow; publish its message
         and confirm it. ``gone``: it is no orphan any more, or claimed by another reaper.
         """
+
+    def parked(self, key: str) -> list[str]:
+        """The ids of the parked calls, the next one first; for operators. Reads only."""
 
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:

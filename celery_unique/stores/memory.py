@@ -17,6 +17,7 @@ from celery_unique.exceptions import ConfigurationError
 from .base import Guarantee
 from .diagnosis import Diagnosis
 from .record import MarksInMemory, Record
+from .record_payloads import PayloadsInMemory
 from .record_store import RecordedStore
 
 Reply = TypeVar("Reply")
@@ -86,7 +87,13 @@ class MemoryStore(RecordedStore):
     def _without_the_rest(self, key: str) -> Record:
         """What other stores have in the record itself: the rest may be large."""
         record = self._records.get(key) or Record()
-        return replace(record, followers={}, beside=MarksInMemory())
+        rest: dict[str, object] = {"beside": MarksInMemory(), "payloads": PayloadsInMemory()}
+        return replace(record, followers={}, **rest)  # type: ignore[arg-type]
+
+    def payload(self, key: str, task_id: str) -> str:
+        """What the task runs with, see ``record_payloads``; for tests of users."""
+        with self._mutex:
+            return self._records.get(key, Record()).payloads.text(task_id)
 
     def walk(self, batch: int = 500, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:
         for key in list(self._records):

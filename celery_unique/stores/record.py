@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 from celery_unique.policy.states import State as State  # noqa: PLC0414  (re-exported)
 
-from .record_followers import KEPT_MS, Following, Joined, typed
+from .record_followers import Following, Joined, typed
+from .record_payloads import Payloads, PayloadsInMemory
 
 #: Version of the packed form. It is the first element of every packed task, so
 #: that two releases of the library can share a store while one is rolled out.
@@ -46,6 +47,8 @@ QUEUE_NAMED = "q"
 ID_GIVEN = "i"
 #: Between those letters and a label, in base 32: that has no small letters.
 LABELLED = "|"
+#: Within a label, which has no control characters: what follows is the trace of the call.
+TRACED = "\0"
 
 
 def packed_label(label: str) -> str:
@@ -53,11 +56,14 @@ def packed_label(label: str) -> str:
     return LABELLED + b32encode(label.encode()).decode().rstrip("=")
 
 
-def _unpacked_label(packed: str) -> str:
+def _unpacked_label(packed: str) -> tuple[str, str]:
+    """The label, and the trace of the call."""
     try:
-        return b32decode(packed + "=" * (-len(packed) % 8)).decode()
+        text = b32decode(packed + "=" * (-len(packed) % 8)).decode()
     except ValueError:
-        return ""
+        text = ""
+    label, _, trace = text.partition(TRACED)
+    return label, trace
 
 
 def letters(states: Any) -> str:
@@ -93,7 +99,7 @@ class TaskEntry:
     window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
     eta: int = 0
     #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED and ID_GIVEN, and
-    #: its label.
+    #: its label with its trace.
     keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
@@ -101,7 +107,7 @@ class TaskEntry:
     delivery_lease: int = 0  # until then that delivery is believed alive
     token: int = 0  # fencing number of the delivery that runs it
     #: Subset of "c" in a canvas, "e" ending, "f" expected by followers, "j" rejected, "m" copies,
-    #: "o" released.
+    #: "o" released, "p" with a payload.
     flags: str = ""
     by: str = ""  # id of an unconfirmed replacement: this task is in limbo
     after: str = ""  # id of the active task this one succeeds
@@ -152,7 +158,12 @@ class TaskEntry:
     @property
     def label(self) -> str:
         """The text that its policy makes for operators; empty for none."""
-        return _unpacked_label(self.keep.partition(LABELLED)[2])
+        return _unpacked_label(self.keep.partition(LABELLED)[2])[0]
+
+    @property
+    def trace(self) -> str:
+        """The trace context of its call, where that is traced: a ``traceparent``."""
+        return _unpacked_label(self.keep.partition(LABELLED)[2])[1]
 
     @property
     def ending(self) -> bool:
@@ -179,6 +190,11 @@ class TaskEntry:
     def released(self) -> bool:
         """Released by an operator: it blocks no call, and no renewal revives it."""
         return "o" in self.flags
+
+    @property
+    def merges(self) -> bool:
+        """The values of its call, and of those merged into it, are stored beside the record."""
+        return "p" in self.flags
 
     @property
     def rejected(self) -> bool:
@@ -357,14 +373,27 @@ class Record:
     more_marks: int = field(default=0, compare=False)
     #: Those marks. Only in an act, like the followers.
     beside: MarksBeside = field(default_factory=MarksInMemory, compare=False)
+    #: The values of merged calls. Only in an act, like the followers.
+    payloads: Payloads = field(default_factory=PayloadsInMemory, compare=False)
 
     #: In a walk: why the record cannot be read. Empty: it can.
     unreadable: str = ""
 
     def __bool__(self) -> bool:
         return bool(
-            self.tasks or self.marks or self.following or self.more_until or self.unreadable
+            self.tasks
+            or self.marks
+            or self.following
+            or self.more_until
+            or self.unreadable
+            or self.payloads.latest()
         )
+
+    @property
+    def parked(self) -> int:
+        """How many calls wait for their turn."""
+        lane = self.following.lane if self.following is not None else None
+        return lane.count if lane is not None else 0
 
     def mark_of(self, task_id: str, now: int) -> Mark | None:
         mark = self.marks.get(task_id)
@@ -408,16 +437,17 @@ class Record:
         if self.more_until and self.more_until <= now:
             self.more_until = self.more_marks = 0
             self.beside.clear()
-        if self.following is not None and self.following.due_at + KEPT_MS <= now:
+        if self.following is not None and self.following.kept_until <= now:
             self.following = None
             self.followers.clear()
+        self.payloads.purge(now)
 
     def latest_deadline(self) -> int:
         deadlines = [task.lease for task in self.tasks.values()]
         deadlines += [mark.until for mark in self.marks.values()]
-        deadlines.append(self.more_until)
+        deadlines += [self.more_until, self.payloads.latest()]
         if self.following is not None:
-            deadlines.append(self.following.due_at + KEPT_MS)
+            deadlines.append(self.following.kept_until)
         return max(deadlines)
 
     def dumps(self) -> str:

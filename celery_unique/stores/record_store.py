@@ -58,6 +58,9 @@ class RecordedStore(ABC):
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         return self._act(key, lambda record, us: acts.cancel(record, task_id, mark_ms, us // 1000))
 
+    def unmerge(self, key: str, call_id: str) -> bool:
+        return self._act(key, lambda record, us: acts.unmerge(record, call_id, us // 1000))
+
     def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
         return self._act(key, lambda record, us: acts.release(record, task_id, lease, us // 1000))
 
@@ -96,6 +99,9 @@ class RecordedStore(ABC):
 
     def complete_follower(self, key: str, follower_id: str) -> None:
         self._act(key, lambda record, us: acts.complete_follower(record, follower_id, us // 1000))
+
+    def parked(self, key: str) -> list[str]:
+        return self._act(key, lambda record, us: acts.parked_ids(record, us // 1000))
 
     def reap(self, key: str, reaper: str, claim_ms: int) -> list[Orphan]:
         return self._act(key, lambda record, us: acts.reap(record, reaper, claim_ms, us // 1000))

@@ -30,6 +30,7 @@ class _Act:
     not_before: float
     give_up_at: float
     key: str
+    is_check: bool
 
 
 class RetryQueue:
@@ -58,12 +59,13 @@ class RetryQueue:
         within_s: float,
         *,
         after_s: float = 0.0,
+        is_check: bool = False,
     ) -> None:
         """Call ``run`` until the store answers, first after ``after_s``; give up after
-        ``within_s``."""
+        ``within_s``. ``is_check``: nothing has failed, and its success is no news."""
         now = time.monotonic()
         with self._mutex:
-            self._acts.append(_Act(what, run, now + after_s, now + within_s, key))
+            self._acts.append(_Act(what, run, now + after_s, now + within_s, key, is_check))
             # Not alive: a signal came before it was started.
             if self._thread is None or not self._thread.is_alive():
                 name = "celery_unique retry queue"
@@ -110,7 +112,8 @@ class RetryQueue:
                     # Without this thread no other act would run either.
                     logger.exception("retry failed: %s", act.what)
                 else:
-                    logger.info("retry succeeded: %s", act.what)
+                    if not act.is_check:
+                        logger.info("retry succeeded: %s", act.what)
             with self._mutex:
                 self._acts.remove(act)
         return not unavailable

@@ -14,20 +14,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery import current_app
 
 from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import CeleryUniqueError
+from celery_unique.followers.call import decoded
 from celery_unique.header import LockHeader
+from celery_unique.keys.merge import lists_in
 from celery_unique.locks import Lock, lock_of, lookup
 from celery_unique.policy.durations import parse_duration
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
 from celery_unique.worker.lock_client import WorkerLockClient
 
-__all__ = ["UniqueLocks", "assert_created", "assert_duplicate", "locks_in_memory"]
+from .idempotency import assert_idempotent, call_text
+
+__all__ = [
+    "UniqueLocks",
+    "assert_created",
+    "assert_duplicate",
+    "assert_idempotent",
+    "assert_merged",
+    "assert_queued",
+    "locks_in_memory",
+]
 
 #: The worker of deliveries in tests.
 _WORKER = "test"
@@ -110,6 +123,25 @@ class UniqueLocks:
         locks = [lock for lock in found if lock is not None and name in (None, lock.task_name)]
         return sorted(locks, key=lambda lock: lock.created_at)
 
+    def parked(
+        self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """The ids of the calls that wait for their turn under the key of such a call, the next one
+        first (``unique_on_conflict="queue"``)."""
+        lock = lookup(task, args, kwargs, app=self.app)
+        return self._store.parked(lock.key) if lock is not None else []
+
+    def merged(
+        self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> dict[str, list[Any]]:
+        """The lists with which the holder of the key of such a call runs, by the name of their
+        parameter (``unique_on_conflict="merge"``)."""
+        lock = lookup(task, args, kwargs, app=self.app)
+        if lock is None:
+            return {}
+        decode = partial(decoded, state_of(self.app).settings.follower_codec)
+        return lists_in(self._store.payload(lock.key, lock.task_id), decode)
+
     def assert_held(
         self,
         task: Any,
@@ -122,7 +154,7 @@ class UniqueLocks:
         """Assert that a call with these arguments would find its key held: by this result's task
         and in this state, where they are given. Returns the lock."""
         lock = lookup(task, args, kwargs, app=self.app)
-        call = _call(task, args, kwargs)
+        call = call_text(task, args, kwargs)
         if lock is None:
             raise AssertionError(f"the key of {call} is free")
         if by is not None and lock.task_id != by.id:
@@ -138,7 +170,7 @@ class UniqueLocks:
         lock = lookup(task, args, kwargs, app=self.app)
         if lock is not None:
             raise AssertionError(
-                f"the key of {_call(task, args, kwargs)} is held by task {lock.task_id}, "
+                f"the key of {call_text(task, args, kwargs)} is held by task {lock.task_id}, "
                 f"which is {lock.state}"
             )
 
@@ -147,6 +179,21 @@ def assert_created(result: Any) -> None:
     """Assert that this call acquired its key and was published, or replaced another one."""
     if result.deduplicated or result.outcome not in ("created", "replaced", "rerun"):
         raise AssertionError(f"the call was {result.outcome}; its task is {result.id}")
+
+
+def assert_queued(result: Any) -> None:
+    """Assert that this call is parked, and runs under its own id when its turn comes."""
+    if result.outcome != "queued":
+        raise AssertionError(f"the call was {result.outcome}; its task is {result.id}")
+
+
+def assert_merged(result: Any, into: Any = None) -> None:
+    """Assert that another task runs with the values of this call: that of the result ``into``, if
+    it is given."""
+    if result.outcome != "merged":
+        raise AssertionError(f"the call was {result.outcome}; its task is {result.id}")
+    if into is not None and result.id != into.id:
+        raise AssertionError(f"the call was merged into task {result.id}, not into {into.id}")
 
 
 def assert_duplicate(result: Any, of: Any = None) -> None:
@@ -162,12 +209,6 @@ def _key_of(result: Any) -> str:
     if key is None:
         raise CeleryUniqueError(f"The call of task {result.id} was not unique: it has no lock.")
     return key
-
-
-def _call(task: Any, args: Any, kwargs: Mapping[str, Any] | None) -> str:
-    given = [repr(value) for value in args or ()]
-    given += [f"{name}={value!r}" for name, value in (kwargs or {}).items()]
-    return f"{getattr(task, 'name', task)}({', '.join(given)})"
 
 
 if "pytest" in sys.modules:  # not needed with unittest and Django

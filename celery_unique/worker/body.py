@@ -18,8 +18,11 @@ from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state as worker_state
 
+from celery_unique.followers.call import decoded
 from celery_unique.followers.continuations import IN_BODY
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.keys.merge import lists_in, with_lists
+from celery_unique.policy.task_options import signature_of
 
 from .delivery import Delivery, End
 
@@ -70,6 +73,10 @@ def around_body(app_state: AppState, task: Any, original: Body) -> Body:
                 return original(*args, **kwargs)
             request.unique = HeldLock(delivery)
             try:
+                if delivery.header.payload:
+                    decode = functools.partial(decoded, app_state.settings.follower_codec)
+                    lists = lists_in(delivery.header.payload, decode)
+                    args, kwargs = with_lists(signature_of(task), lists, args, kwargs)
                 result = original(*args, **kwargs)
             except BaseException as error:
                 finish(delivery, request, end_by(delivery, request, error))

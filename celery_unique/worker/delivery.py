@@ -412,6 +412,7 @@ class Delivery:
             self.task.name,
             outcome,
             settle_later=settle_later,
+            acks_late=settle_later and bool(self.task.acks_late),
             backstop=backstop,
             rejected=rejected,
             result=result,

@@ -40,11 +40,15 @@ def let_through(request: Any, delivery: Delivery) -> bool:
     if started.verdict == "run":
         if request.unique_delivery is not None:
             delivery.start(started.token)
+            # One that continues a task with other arguments (``self.replace``) has its own values.
+            if started.payload and (delivery.header.merge or not delivery.header.sent_by):
+                delivery.header.payload = started.payload
             request.request_dict[HEADER] = delivery.header.as_message()  # for the body
         return True
     if started.verdict == "wait":
-        _look_ahead(request, delivery, started.by)
-        _hold_back(request, delivery)
+        if not started.wait_ms:
+            _look_ahead(request, delivery, started.by)
+        _hold_back(request, delivery, started.wait_ms / 1000)
     elif started.verdict == "done":
         _drop_done(request, delivery)
     else:
@@ -69,6 +73,9 @@ def _start(request: Any, delivery: Delivery) -> Started:
             # whose header has no delivery, and its retry comes to the gate again.
             request.unique_delivery = None
             request.request_dict[HEADER] = replace(header, delivery="").as_message()
+        elif header.merge:
+            # The store has values of other calls: they would be dropped when it has run without.
+            return Started("wait")
         else:
             # The task was admitted when it was published: it is not lost over this.
             delivery.blind = True
@@ -96,18 +103,18 @@ def _look_ahead(request: Any, delivery: Delivery, sender: str) -> None:
         reporting.store_error(app, "read", error, request.name, request.id, header.key)
 
 
-def _hold_back(request: Any, delivery: Delivery) -> None:
-    """As Celery holds an ETA: no pool slot, no retry counted."""
+def _hold_back(request: Any, delivery: Delivery, wait_s: float = 0.0) -> None:
+    """As Celery holds an ETA: no pool slot, no retry counted. ``wait_s``: how long in any case."""
     consumer = delivery.consumer
     consumer.qos.increment_eventually()
-    pause_s = min(WAIT_S * 2**delivery.waited, LONGEST_WAIT_S)
+    pause_s = wait_s or min(WAIT_S * 2**delivery.waited, LONGEST_WAIT_S)
     entry = consumer.timer.call_after(pause_s, consumer.apply_eta_task, (request,), priority=6)
     request._eta_timer_entry = entry
     worker_state.reserved_requests.discard(request)
     if hasattr(worker_state, "task_scheduled"):  # since Celery 5.7
         worker_state.task_scheduled(request)
     delivery.state = DeliveryState.WAITING
-    delivery.waited = min(delivery.waited + 1, 16)  # a power of two
+    delivery.waited = 0 if wait_s else min(delivery.waited + 1, 16)  # a power of two
 
 
 def _drop_done(request: Any, delivery: Delivery) -> None:

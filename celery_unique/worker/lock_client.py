@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from celery_unique import reporting
-from celery_unique.config.app_state import AppState
+from celery_unique.config.app_state import AppState, state_of
 from celery_unique.config.leases import Leases, moment_of
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.followers.promote import publish_called
 from celery_unique.header import DeliveryName, LockHeader
 from celery_unique.publish import stored_meta
 from celery_unique.publish.atomic import leads_to
@@ -39,6 +40,10 @@ from celery_unique.stores.retry_queue import RetryQueue
 from .monitor_events import DuplicateEvents
 
 logger = logging.getLogger("celery_unique")
+
+#: How long the acknowledgement of a task whose end was recorded late has time to settle it: with a
+#: mark if the message may come back.
+SETTLE_ANYWAY_S = 5.0
 
 Reply = TypeVar("Reply")
 
@@ -208,6 +213,7 @@ class WorkerLockClient:
             window_ms=header.window_ms,
             keep=header.keep,
             arguments=header.arguments,
+            merge=header.merge,
         )
 
     def is_still_active(self, header: LockHeader) -> bool:
@@ -245,13 +251,15 @@ class WorkerLockClient:
         state: State,
         *,
         settle_later: bool = False,
+        acks_late: bool = False,
         backstop: bool = False,
         rejected: bool = False,
         result: ResultWrite | None = None,
     ) -> Finished | None:
         """The body has ended: release the key, now, or as soon as the store answers (None).
 
-        A backstop may be the second release: it is no news if nothing is left. A message
+        ``acks_late``: the acknowledgement is still to come, and is settled by another call. A
+        backstop may be the second release: it is no news if nothing is left. A message
         that is rejected may come back from a dead letter exchange: then it runs. ``result`` is
         written in the same act; where one is stored already, that may change nothing.
         """
@@ -263,14 +271,26 @@ class WorkerLockClient:
                 act = cast("BrokerStore", self.store).finish_with_result
                 finished = self._run(self._breakers, act, header.key, finish, result)
         except StoreUnavailable as error:
-            # A time-out may have finished it: then there is nothing left, which is no news.
-            silent = backstop or not isinstance(error, StoreSkipped)
-            late = partial(self._finish_late, header, task_name, finish, silent)
+            # A time-out may have finished it: then there is nothing left, which is no news. Neither
+            # is it where the acknowledgement has ended it.
+            silent = backstop or acks_late or not isinstance(error, StoreSkipped)
+            late = partial(self._finish_late, header, task_name, finish, silent, acks_late)
             self._retry_later("finish", error, header, task_name, late)
             return None
         if finished.verdict == "ended" or (finished.verdict == "not_yours" and not backstop):
             self._report_finished(header, task_name, finish, finished)
+        elif finished.verdict == "not_yours" and not header.token and self._is_recorded(header):
+            # Its message is gone, and the lock is another delivery's: of a body that is still
+            # ending, which has sent this as its retry, or of a worker that has died.
+            self._outlive_the_dead(header, task_name, finish)
         return finished
+
+    def _is_recorded(self, header: LockHeader) -> bool:
+        """Whether there is a lock of this task, as far as can be seen."""
+        try:
+            return self._entry(header) is not None
+        except StoreUnavailable:
+            return True
 
     def at_broker(self, channel: Any) -> tuple[BrokerStore, Breaker] | None:
         """The gate's store and its circuit breaker, if this channel of the broker leads to the
@@ -291,12 +311,22 @@ class WorkerLockClient:
         return self._writes_results[1]
 
     def _finish_late(
-        self, header: LockHeader, task_name: str, finish: Finish, silent: bool
+        self,
+        header: LockHeader,
+        task_name: str,
+        finish: Finish,
+        silent: bool,
+        acks_late: bool = False,
     ) -> None:
-        # By now the result is stored and the message acknowledged: settle immediately.
-        finished = self.store.finish(header.key, replace(finish, settle_later=header.leaves_mark))
-        if finished.settle:
-            self.store.settle(header.key, finish, header.leaves_mark)
+        settle_later = acks_late or header.leaves_mark
+        finished = self.store.finish(header.key, replace(finish, settle_later=settle_later))
+        settle = partial(self.store.settle, header.key, finish, header.leaves_mark)
+        if finished.settle and acks_late:
+            # Whether the message is acknowledged is not known here: if it is not, its redelivery
+            # must still find the record.
+            self._settle_later(header, task_name, settle, SETTLE_ANYWAY_S)
+        elif finished.settle:
+            settle()  # by now the result is stored and the message acknowledged
         if finished.verdict == "not_yours" and silent and self._entry(header) is None:
             finished = replace(finished, verdict="ended")
         self._report_finished(header, task_name, finish, finished)
@@ -326,6 +356,25 @@ class WorkerLockClient:
         finish = self._finish(header, state, True, rejected)
         act = partial(self.store.settle, header.key, finish, header.leaves_mark)
         self._run_or_retry("settle", header, task_name, act)
+        if header.again and header.token:
+            self._settle_later(header, task_name, partial(self._settle_surely, header, finish))
+
+    def _settle_later(
+        self, header: LockHeader, task_name: str, act: Callable[[], object], after_s: float = 0.0
+    ) -> None:
+        what, within_s = f"settle of {task_name}[{header.task_id}]", self.leases.queue_ms / 1000
+        self.retry_queue.retry(header.key, what, act, within_s, after_s=after_s, is_check=True)
+
+    def _settle_surely(self, header: LockHeader, finish: Finish) -> None:
+        """The message may come back, so its end must leave a mark. The store may have been
+        unavailable when the body ended, such as where it is the broker, too: then the process that
+        ran it records that later, and the settle of a task that runs has no effect."""
+        task = self._entry(header)
+        if task is None or task.delivery != header.delivery:
+            return
+        finished = self.store.finish(header.key, finish)
+        if finished.verdict == "ended" and not finished.followers:
+            self.store.settle(header.key, finish, header.leaves_mark)
 
     def forget(self, header: LockHeader, task_name: str) -> None:
         """A marked message was reached and dropped: its mark is not needed any more."""
@@ -361,6 +410,8 @@ class WorkerLockClient:
                 self.store.read(header.key)  # behind it, and behind nothing of another shard
             else:
                 self.store.flush()
+            # The store replies again: further releases need not wait until the circuit closes.
+            self._breakers.of(header.key).count(None)
 
         what = f"{name} of {task_name}[{header.task_id}]"
         self.retry_queue.retry(header.key, what, run_and_wait, self.leases.queue_ms / 1000)
@@ -380,6 +431,7 @@ class WorkerLockClient:
             run_lease_ms=self.leases.run_ms,
             token=header.token,
             rejected=rejected,
+            merge=header.merge,
         )
 
     def _report_finished(
@@ -396,6 +448,8 @@ class WorkerLockClient:
             )
         if finished.duplicates:
             self.events.send(header, task_name, finished.duplicates)
+        if finished.called:
+            publish_called(state_of(self.app), header.key, finished.called)
 
     def _outlive_the_dead(self, header: LockHeader, task_name: str, finish: Finish) -> None:
         """It ran without passing the gate, and the lock is that of a delivery that may be dead:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
@@ -22,13 +23,17 @@ from celery_unique.followers.promote import reap_orphans
 
 from .lock_client import WorkerLockClient
 
+if TYPE_CHECKING:
+    from celery_unique.publish.stale_holders.healing import StaleHolders
+
 logger = logging.getLogger("celery_unique")
 
 
 #: The lapse of a dead holder's lease is noticed within a third of it.
 ROUNDS_PER_LEASE = 3
-#: So that workers that started together do not reap together for ever.
-JITTER = 0.25
+#: So that workers that started together do not reap together for ever: a round comes up to so much
+#: earlier, and never later.
+JITTER = 0.4
 #: Each query returns some of what is due; a key that was reaped is not due for a while.
 QUERIES = 100
 #: How long a stopping worker waits for what its main loop has left to do.
@@ -45,6 +50,7 @@ class Reaper:
         self._stopping = False
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
+        self._stale_holders: StaleHolders | None = None
 
     def start(self) -> None:
         self._app_state.background = self.submit
@@ -80,7 +86,7 @@ class Reaper:
 
     def _pause_s(self) -> float:
         run_s = self._app_state.leases.run_ms / 1000
-        return run_s / ROUNDS_PER_LEASE * random.uniform(1 - JITTER, 1 + JITTER)
+        return run_s / ROUNDS_PER_LEASE * random.uniform(1 - JITTER, 1)
 
     def _run(self, job: Job) -> None:
         try:
@@ -99,6 +105,31 @@ class Reaper:
             for key in keys:
                 if self._stopping:
                     return
-                self._run(partial(reap_orphans, self._app_state, key))
+                self._run(partial(self._reap_key, key))
             if not keys:
                 return
+
+    def _reap_key(self, key: str) -> None:
+        if not reap_orphans(self._app_state, key) and self._free_lane(key):
+            reap_orphans(self._app_state, key)
+
+    def _free_lane(self, key: str) -> bool:
+        """Release tasks for which parked calls wait, and whose messages are lost. No call of the
+        lane may ever come again to find them."""
+        app_state = self._app_state
+        record, now = app_state.store.read(key)
+        if not record.parked:
+            return False
+        check_after_ms = app_state.settings.check_after.total_seconds() * 1000
+        waiting = [
+            task_id
+            for task_id, task in record.tasks.items()
+            if task.waiting and now - max(task.created_at, task.eta) >= check_after_ms
+        ]
+        if not waiting:
+            return False
+        if self._stale_holders is None:
+            from celery_unique.publish.stale_holders.healing import StaleHolders  # rarely needed
+
+            self._stale_holders = StaleHolders(app_state)
+        return any(self._stale_holders.heal(key, task_id) for task_id in waiting)

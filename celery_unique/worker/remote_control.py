@@ -6,18 +6,39 @@ which must load nothing for it. So the rest is imported when the command runs.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from celery.signals import worker_ready
 from celery.worker.control import inspect_command
 
 if TYPE_CHECKING:
     from celery_unique.config.app_state import AppState
 
+logger = logging.getLogger("celery_unique")
+
 #: More than this many would be a large message for every worker to send.
 MOST_LISTED = 1000
+
+
+@worker_ready.connect
+def warn_without_install(sender: Any, **_: Any) -> None:
+    """A worker that has the package, and not ``install``: options of tasks have no effect there."""
+    from celery_unique.config.app_state import is_installed
+
+    app = getattr(sender, "app", None)
+    if app is None or is_installed(app):
+        return
+    names = sorted(name for name, task in app.tasks.items() if getattr(task, "unique", False))
+    if names:
+        logger.warning(
+            "celery_unique is not installed in this app: %s run without locks. Call "
+            "celery_unique.install(app), or add celery_unique.contrib.django to INSTALLED_APPS",
+            ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
+        )
 
 
 @inspect_command(

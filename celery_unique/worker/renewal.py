@@ -308,11 +308,18 @@ class Renewer:
                 delivery.has_continuations = _has_continuations(self._app_state, request)
             held_ms, name = 0 if delivery.has_continuations else leases.run_ms, header.delivery
             return Held(
-                header.key, header.task_id, "", leases.queue_ms, waits_as=name, held_ms=held_ms
+                header.key,
+                header.task_id,
+                "",
+                leases.queue_ms,
+                waits_as=name,
+                held_ms=held_ms,
+                merge=header.merge,
             )
         # Once a message is acknowledged, only its worker keeps the key: the short lease.
         lease_ms = leases.queue_ms if delivery.task.acks_late else leases.run_ms
-        return Held(header.key, header.task_id, header.delivery, lease_ms, leases.run_ms)
+        name, run_ms = header.delivery, leases.run_ms
+        return Held(header.key, header.task_id, name, lease_ms, run_ms, merge=header.merge)
 
     def _renew_forgotten(self) -> None:
         """Messages that this worker still has, and Celery does not count any more.

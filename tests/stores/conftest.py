@@ -20,6 +20,8 @@ from celery_unique.testing.store_contract.factories import fresh_key
 from tests.stores.django_project import DjangoProject
 from tests.stores.timing import PATIENCE_S
 from tests.support import MariaDBServer, PostgresServer, RedisServer, TlsRedisServer
+from tests.support.mysql import MySQLServer
+from tests.workers.matrix import CHOSEN
 
 _namespaces = itertools.count()
 
@@ -34,6 +36,8 @@ STORES = [
     pytest.param("tls_url", id="tls", marks=pytest.mark.server),
     pytest.param("shared_mariadb_url", id="mariadb", marks=pytest.mark.server),
 ]
+if CHOSEN == "all":  # make test-matrix, which fetches it
+    STORES.append(pytest.param("shared_mysql_url", id="mysql", marks=pytest.mark.server))
 
 SLOW_TO_CONNECT = {
     "shared_postgres_url",
@@ -41,6 +45,7 @@ SLOW_TO_CONNECT = {
     "sentinel_url",
     "tls_url",
     "shared_mariadb_url",
+    "shared_mysql_url",
 }
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stores-redis.md"
@@ -63,6 +68,11 @@ def shared_postgres_url(postgres_server: PostgresServer) -> str:
 @pytest.fixture(scope="session")
 def shared_mariadb_url(mariadb_server: MariaDBServer) -> str:
     return mariadb_server.fresh_url()
+
+
+@pytest.fixture(scope="session")
+def shared_mysql_url(mysql_server: MySQLServer) -> str:
+    return mysql_server.fresh_url()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ import pytest
 from celery_unique.stores import record
 from celery_unique.stores.redis import scripts
 
+#: They leave a record that has marks to other scripts, and write none.
+SHORT = {"PROBE", "PUBLISH_PLAIN"}
+
 
 @contextmanager
 def marks_inline(number: int) -> Iterator[None]:
@@ -19,7 +22,7 @@ def marks_inline(number: int) -> Iterator[None]:
         patch.setattr(record, "MARKS_INLINE", number)
         for name, script in list(vars(scripts).items()):
             if isinstance(script, scripts.Script):
-                assert script.body.count(b"local MARKS_INLINE = 16") == 1
+                assert script.body.count(b"local MARKS_INLINE = 16") == (name not in SHORT), name
                 body = script.body.replace(
                     b"local MARKS_INLINE = 16", f"local MARKS_INLINE = {number}".encode()
                 )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.stores.model_following import FollowingModel
+from tests.stores.model_lanes import LanesModel
 
 Task = dict[str, Any]
 Mark = dict[str, Any]
@@ -39,9 +40,10 @@ class Answer:
     asked_before: bool = False  # it follows already: nothing is counted
 
 
-class Model(FollowingModel):
+class Model(LanesModel, FollowingModel):
     def __init__(self) -> None:
-        super().__init__()
+        FollowingModel.__init__(self)
+        LanesModel.__init__(self)
         self.now = 0
         self.tasks: list[Task] = []
         self.marks: list[Mark] = []
@@ -136,21 +138,55 @@ class Model(FollowingModel):
         parent: str | None,
         max_wait: int | None,
         join: bool,
+        limit: int = 1,
+        max_queue: int | None = None,
     ) -> Answer:
-        joined_to = self.already_joined(key, task_id) if join else None
+        queues = on_conflict == "queue"
+        if queues and self.in_lane(key, task_id) is not None:
+            named = self.blockers(key, states=states, window=window)
+            own = self.task(key, task_id)
+            if own is not None and own not in named:
+                named.append(own)
+            return Answer("queued", self._may_be_named(named), asked_before=True)
+        joined_to = self.already_joined(key, task_id) if join and not queues else None
         if joined_to is not None:
             return Answer("joined", may_be_named=[joined_to], asked_before=True)
         if again and self._goes_on(key, task_id, grace):
             return self._as_it_was(key, task_id)
-        refused = "duplicate" if on_conflict in ("ignore", "rerun") else "rejected"
+        refused = "duplicate" if on_conflict in ("ignore", "rerun", "queue") else "rejected"
         own = self.task(key, task_id)
         if own is not None and own["state"] not in FINAL:
             return Answer(refused, may_be_named=[task_id])  # the holder's own id
-        blockers = [
-            task
-            for task in self.tasks_of(key)
-            if self._blocks(task, states=states, window=window) and not self.in_limbo(task)
-        ]
+        blockers = self.blockers(key, states=states, window=window)
+        if queues:
+            if len(blockers) >= limit or self.lane_waits(key):
+                named = self._may_be_named(blockers)
+                if max_queue is not None and len(self.parked(key)) >= max_queue:
+                    return Answer("full", named, asked_before=True)
+                known = bool(own or self.mark(key, task_id))
+                self._remove_mark(key, task_id)
+                self._remove_task(key, task_id)
+                self._forget_follower(key, task_id)
+                self.lane.append(
+                    {
+                        "key": key,
+                        "id": task_id,
+                        "called": False,
+                        "states": states,
+                        "window": window,
+                        "limit": limit,
+                        "grace": grace,
+                        "eta": None if delay is None else self.now + delay,
+                        "keep": {state for state in FINAL if state in states},
+                        "kept_for": window if keep_for is None else keep_for,
+                        "arguments": arguments,
+                        "copies": known,
+                        "joined_at": self.now,
+                    }
+                )
+                self.look_after(key)
+                return Answer("queued", named)
+            blockers = []  # within its limit
         # Behind an idempotency key: other work, or the same work and done.
         kept = [
             task
@@ -161,6 +197,25 @@ class Model(FollowingModel):
             return Answer(refused, may_be_named=self._newest(kept))
         active = [task for task in blockers if task["state"] == "active"]
         waiting = [t for t in blockers if t["state"] in ("pending", "available", "retryable")]
+        if limit > 1 and not queues:
+            if len(blockers) < limit:
+                blockers, active, waiting = [], [], []
+            elif on_conflict.startswith("replace"):
+                # As many of the oldest as there are too many; ended ones take no place.
+                waiting.sort(key=lambda task: task["created_at"])
+                over = max(0, len(active) + len(waiting) - limit + 1)
+                if over <= len(waiting):
+                    waiting = waiting[:over]
+                    blockers, active = waiting, []
+            elif (
+                on_conflict == "rerun"
+                and len(active) < limit
+                and parent not in [task["id"] for task in active]
+            ):
+                blockers, active = waiting or blockers, []
+                return Answer(refused, may_be_named=self._newest(blockers))
+            else:
+                waiting = [task for task in waiting if task["after"]]
         replaces = on_conflict.startswith("replace") and not active
         predecessors: list[str | None] = [None]
         if parent in [task["id"] for task in active]:
@@ -211,6 +266,13 @@ class Model(FollowingModel):
             keeps_schedule=keeps_schedule,
             max_wait=max_wait,
         )
+
+    def blockers(self, key: str, *, states: set[str], window: int | None) -> list[Task]:
+        return [
+            task
+            for task in self.tasks_of(key)
+            if self._blocks(task, states=states, window=window) and not self.in_limbo(task)
+        ]
 
     def _as_it_was(self, key: str, task_id: str) -> Answer:
         task = self.task(key, task_id)
@@ -290,6 +352,8 @@ class Model(FollowingModel):
 
     def _may_be_named(self, blockers: list[Task]) -> list[str]:
         """An active one first, then the newest."""
+        if not blockers:
+            return []
         return self._newest([t for t in blockers if t["state"] == "active"] or blockers)
 
     def _newest(self, tasks: list[Task]) -> list[str]:
@@ -346,7 +410,8 @@ class Model(FollowingModel):
             if runs or task["state"] in FINAL:
                 return "active"
             self._bring_back(task, mark_for)
-            self._forget_follower(key, task_id)
+            if self.in_lane(key, task_id) is None:
+                self._forget_follower(key, task_id)
         self._remove_task(key, task_id)
         mark = self.mark(key, task_id)
         followed = self.revoke_follower(key, task_id)
@@ -463,7 +528,13 @@ class Model(FollowingModel):
         task["lease"] = max(task["lease"], self.now + lease)
         task["delivery_lease"] = max(task["delivery_lease"] or 0, self.now + run_lease)
         task["copies"] = task["copies"] or copies
+        self._lane_waits_longer(key)
         return True
+
+    def _lane_waits_longer(self, key: str) -> None:
+        """Nobody needs to look after parked calls while those before them are renewed."""
+        if any(one["key"] == key for one in self.lane):
+            self.look_after(key)
 
     def renew_held(
         self, key: str, task_id: str, *, lease: int, copies: bool, waits_as: str
@@ -480,6 +551,7 @@ class Model(FollowingModel):
                 task["state"] = "available"
                 self._finalise(key, task_id, lease)
                 self._is_published(key, task_id)
+            self._lane_waits_longer(key)
         return task is not None or mark is not None
 
     def retry(self, key: str, task_id: str, delivery: str, *, lease: int, copies: bool) -> None:
@@ -506,14 +578,14 @@ class Model(FollowingModel):
         mark_for: int,
         later: bool,
         run_lease: int,
-    ) -> tuple[str, bool, int, bool]:
-        """The verdict, whether settle is asked for, the duplicates absorbed, and whether it is
-        followed."""
+    ) -> tuple[str, bool, int, bool, list[tuple[str, bool]]]:
+        """The verdict, whether settle is asked for, the duplicates absorbed, whether it is
+        followed, and who has a turn now."""
         task = self.task(key, task_id)
         if task is None or self._is_over(task) or task["delivery"] not in (None, delivery):
-            return "not_yours", False, 0, False
+            return "not_yours", False, 0, False, []
         if task["ending"]:  # told twice
-            return "ended", True, task["duplicates"], self.is_followed(key, task_id)
+            return "ended", True, task["duplicates"], self.is_followed(key, task_id), []
         if task["state"] == "pending":  # the store never heard that it was published
             if state == "cancelled":
                 self._bring_back(task, mark_for)
@@ -530,11 +602,13 @@ class Model(FollowingModel):
                 until = task["window_ends"]
                 until = self.now + retention if until is None else until
                 task["lease"] = max(task["lease"], until)
+            called = self.call_from_lane(key)
             self.look_after(key)
-            return "ended", True, task["duplicates"], followed
+            return "ended", True, task["duplicates"], followed, called
         self._end(task, state, retention)
+        called = self.call_from_lane(key)
         self.look_after(key)
-        return "ended", False, task["duplicates"], False
+        return "ended", False, task["duplicates"], False, called
 
     def settle(
         self,

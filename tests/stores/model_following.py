@@ -49,6 +49,18 @@ class FollowingModel:
     def in_limbo(self, task: Task) -> bool:
         raise NotImplementedError
 
+    def in_lane(self, key: str, task_id: str) -> Follower | None:
+        raise NotImplementedError
+
+    def leave_lane(self, key: str, task_id: str) -> None:
+        raise NotImplementedError
+
+    def call_at(self, key: str) -> int | None:
+        raise NotImplementedError
+
+    def call_from_lane(self, key: str) -> list[tuple[str, bool]]:
+        raise NotImplementedError
+
     def _remove_task(self, key: str, task_id: str) -> None:
         raise NotImplementedError
 
@@ -105,13 +117,14 @@ class FollowingModel:
         self.look_after(key)
 
     def stop_following(self, key: str, task_id: str) -> bool:
-        if self.follower(key, task_id) is None:
+        if self.follower(key, task_id) is None and self.in_lane(key, task_id) is None:
             return False
         self._forget_follower(key, task_id)
         self.look_after(key)
         return True
 
     def _forget_follower(self, key: str, task_id: str) -> None:
+        self.leave_lane(key, task_id)
         self.followers = [f for f in self.followers if (f["key"], f["id"]) != (key, task_id)]
 
     def follow_instead(self, key: str, holder: str, other: str) -> None:
@@ -121,6 +134,13 @@ class FollowingModel:
 
     def revoke_follower(self, key: str, follower_id: str) -> bool:
         """It waits for nobody any more; somebody has to tell it so."""
+        parked = self.in_lane(key, follower_id)
+        if parked is not None:  # it has left the lane, and a canvas may wait for its id
+            self.leave_lane(key, follower_id)
+            facts = {name: parked[name] for name in ("joined_at", "keep", "kept_for", "arguments")}
+            self.followers.append(
+                {"key": key, "id": follower_id, "holder": "", "promoted": False, **facts}
+            )
         follower = self.follower(key, follower_id)
         if follower is None:
             return False
@@ -146,10 +166,12 @@ class FollowingModel:
         return self._is_lost(follower["key"], follower["holder"])
 
     def look_after(self, key: str) -> None:
-        followers = self.followers_of(key)
+        followers, call_at = self.followers_of(key), self.call_at(key)
         if not followers:
             self.due.pop(key, None)
             self.claims.pop(key, None)
+            if call_at is not None:
+                self.due[key] = call_at
             return
         first = min(self.there_until(key, one["holder"]) for one in followers)
         _, until = self.claims.get(key, ("", 0))
@@ -159,6 +181,8 @@ class FollowingModel:
         else:
             self.due[key] = first
             self.claims.pop(key, None)
+        if call_at is not None:
+            self.due[key] = min(self.due[key], call_at)
 
     def forget_followers_nobody_looked_after(self) -> None:
         for key, due in list(self.due.items()):
@@ -170,14 +194,18 @@ class FollowingModel:
         return {key for key, at in self.due.items() if at <= self.now}
 
     def reap(self, key: str, reaper: str, claim_for: int) -> dict[str, tuple[str, bool, str]]:
-        """Of every orphan: its holder, whether it is promoted, the holder's fate."""
+        """Of every orphan: its holder, whether it is promoted, the holder's fate. And of every
+        parked call that has its turn: itself, whether it had it before, and that."""
+        called = {i: (i, again, "called") for i, again in self.call_from_lane(key)}
+        if called:
+            self.look_after(key)
         if self._is_anothers(key, reaper):
-            return {}
+            return called
         orphans = [one for one in self.followers_of(key) if self._is_lost(key, one["holder"])]
         if orphans:
             self.claims[key] = (reaper, self.now + claim_for)
         self.look_after(key)
-        return {
+        return called | {
             one["id"]: (one["holder"], one["promoted"], self._fate(key, one["holder"]))
             for one in orphans
         }

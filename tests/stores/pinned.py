@@ -26,7 +26,7 @@ from sqlalchemy import text
 from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import Mark, MarksInMemory, Record, State, TaskEntry
-from celery_unique.stores.record_followers import Following, Group
+from celery_unique.stores.record_followers import Following, Group, Joined, Lane
 from celery_unique.stores.redis import RedisStore, scripts
 from celery_unique.stores.redis.commands import Commands
 from celery_unique.stores.redis.layout import joined_of
@@ -78,13 +78,18 @@ def shown(store: LockStore, key: str) -> dict[str, Any]:
     record, _ = store.read(key)
     found = asdict(record)
     assert found.pop("unreadable") == ""  # nothing that is stored
-    del found["followers"], found["beside"]
+    del found["followers"], found["beside"], found["payloads"]
     if not record.more_until:
         del found["more_until"], found["more_marks"]
     for task in found["tasks"].values():  # younger than most of what is pinned
         if not task["held_until"]:
             del task["held_until"]
     found["followers"] = {name: asdict(one) for name, one in store.followers(key)}
+    if found["following"] is not None:
+        if found["following"]["lane"] is None:  # younger, too
+            del found["following"]["lane"]
+        else:
+            found["parked"] = store.parked(key)
     return found
 
 
@@ -104,10 +109,11 @@ def in_memory(entry: dict[str, Any]) -> tuple[MemoryStore, str]:
                 **following,
                 "groups": {name: Group(**fields) for name, fields in following["groups"].items()},
                 "promoted": dict(following["promoted"]),
+                "lane": _lane(following["lane"]) if "lane" in following else None,
             }
         ),
         {
-            name: joined_of(value.encode())
+            name: Joined("", 0, value) if name[:1] == "\n" else joined_of(value.encode())
             for name, value in entry["redis"].get("followers", {}).items()
         },
         read.get("more_until", 0),
@@ -119,8 +125,19 @@ def in_memory(entry: dict[str, Any]) -> tuple[MemoryStore, str]:
             )
         ),
     )
+    payloads = entry["redis"].get("payloads", {})
+    for name in [name for name in payloads if name.startswith("m:")]:
+        chunks, size, until = map(int, payloads[name].split())
+        text = "".join(payloads[f"{n}:{name[2:]}"] for n in range(1, chunks + 1))
+        for line in text.splitlines(keepends=True):
+            store._records[key].payloads.append(name[2:], line, size, until)
+            size = 0
     store.clock_offset_ms = moment_of(entry)
     return store, key
+
+
+def _lane(fields: dict[str, Any]) -> Lane:
+    return Lane(**{**fields, "called": dict(fields["called"])})
 
 
 # -- how it lies in a store ---------------------------------------------------
@@ -143,6 +160,10 @@ class InRedis:
         if "marks" in raw:
             self._client.hset(names.marks, mapping=raw["marks"])
             self._client.pexpireat(names.marks, raw["marks_expire_at"])
+        if "payloads" in raw:
+            payloads = self.store._layout.payloads_of(key)
+            self._client.hset(payloads, mapping=raw["payloads"])
+            self._client.pexpireat(payloads, raw["payloads_expire_at"])
 
     def stored(self, key: str) -> Raw:
         names = self.store._layout.names_of(key)
@@ -156,6 +177,10 @@ class InRedis:
         if self._client.exists(names.marks):
             raw["marks"] = _decoded(self._client.hgetall(names.marks))
             raw["marks_expire_at"] = self._client.pexpiretime(names.marks)
+        payloads = self.store._layout.payloads_of(key)
+        if self._client.exists(payloads):
+            raw["payloads"] = _decoded(self._client.hgetall(payloads))
+            raw["payloads_expire_at"] = self._client.pexpiretime(payloads)
         return raw
 
 
@@ -191,6 +216,15 @@ class InSql:
                 {"key": key, "id": task_id, "kind": kind, "until": until, "by": by},
             )
 
+        for task_id, chunks in raw.get("payloads", {}).items():
+            for number, lines, total, until in chunks:
+                self._execute(
+                    "INSERT INTO celery_unique_lock_payloads"
+                    " VALUES ('', :key, :id, :number, :lines, :total, :until)",
+                    {"key": key, "id": task_id, "number": number, "lines": lines}
+                    | {"total": total, "until": until},
+                )
+
     def stored(self, key: str) -> Raw:
         [row] = self._execute(
             f"SELECT {', '.join(self._COLUMNS)} FROM celery_unique_lock WHERE lock_key = :key",
@@ -211,6 +245,13 @@ class InSql:
         )
         if marks:
             raw["marks"] = {one: list(mark) for one, *mark in marks}
+        payloads = self._execute(
+            "SELECT task_id, chunk, call_lines, total_bytes, expires_at"
+            " FROM celery_unique_lock_payloads WHERE lock_key = :key ORDER BY task_id, chunk",
+            {"key": key},
+        )
+        for task_id, *chunk in payloads:
+            raw.setdefault("payloads", {}).setdefault(task_id, []).append(chunk)
         return raw
 
     def _execute(self, statement: str, values: dict[str, Any]) -> list[Any]:
@@ -265,3 +306,4 @@ def _stop_scripts(patch: pytest.MonkeyPatch) -> None:
             body = script.body.replace(asked, told)
             sha = hashlib.sha1(body, usedforsecurity=False).hexdigest()
             patch.setattr(scripts, name, scripts.Script(body, sha))
+            patch.setitem(scripts.BY_SHA, sha, scripts.Script(body, sha))

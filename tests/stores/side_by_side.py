@@ -13,6 +13,7 @@ from typing import Any
 
 from celery_unique.stores.base import (
     Acquired,
+    Called,
     Claim,
     Finish,
     Finished,
@@ -99,6 +100,8 @@ class SideBySide:
             parent=call["parent"] or "",
             max_wait_ms=self.milliseconds(call["max_wait"]),
             join=f"message of {task_id}" if call["join"] else "",
+            limit=call.get("limit", 1),
+            max_queue=call.get("max_queue") or 0,
         )
 
     def _compare_acquired(self, key: str, task_id: str, call: Call, reply: Acquired) -> None:
@@ -112,6 +115,12 @@ class SideBySide:
         assert self.minutes(reply.now) == self.model.now
         if answer.outcome == "created":
             self._compare_place(key, task_id, reply, answer)
+            return
+        if answer.outcome in ("queued", "full"):
+            assert reply.position == len(self.model.parked(key))
+            named = reply.holder.task_id if reply.holder is not None else None
+            assert named in (answer.may_be_named or [None])
+            self.count(f"acquire: {answer.outcome}")
             return
         self.count(f"acquire: {answer.outcome}")
         assert reply.holder is not None
@@ -316,9 +325,12 @@ class SideBySide:
             later=later,
             run_lease=run_lease,
         )
-        assert reply == Finished(*expected)  # type: ignore[arg-type]
+        *facts, turns = expected
+        called = tuple(Called(i, f"message of {i}", again) for i, again in turns)
+        assert reply == Finished(*facts, called)  # type: ignore[arg-type]
         how = ", settle" if reply.settle else ""
         how += ", followed" if reply.followers else ""
+        how += ", calls" if called else ""
         self.count(f"finish: {reply.verdict}{how}")
 
     def settle(
@@ -367,8 +379,12 @@ class SideBySide:
         expected = self.model.reap(key, reaper, claim_for)
         assert {o.follower_id: (o.holder, o.promoted, o.fate) for o in orphans} == expected
         assert all(orphan.message == f"message of {orphan.follower_id}" for orphan in orphans)
-        assert [o.promoted for o in orphans] == sorted((o.promoted for o in orphans), reverse=True)
-        self.count(f"reap: {'orphans' if orphans else 'none'}")
+        called = [o.follower_id for o in orphans if o.fate == "called"]
+        assert [o.follower_id for o in orphans[: len(called)]] == called
+        assert called == [i for i, (_, _, fate) in expected.items() if fate == "called"]
+        others = [o.promoted for o in orphans[len(called) :]]
+        assert others == sorted(others, reverse=True)
+        self.count(f"reap: {'calls' if called else 'orphans' if orphans else 'none'}")
 
     def promote(self, key: str, follower_id: str, reaper: str, grace: int, mark_for: int) -> None:
         verdict = self.store.promote(key, follower_id, reaper, grace * MINUTE, mark_for * MINUTE)
@@ -406,9 +422,14 @@ class SideBySide:
 
     def _compare_following(self, key: str, following: Following | None) -> None:
         expected = self.model.followers_of(key)
+        assert self.store.parked(key) == self.model.parked(key)
         if following is None:
             assert expected == []
+            assert self.model.called(key) == []
             return
+        lane = following.lane
+        assert (lane.count if lane else 0) == len(self.model.parked(key))
+        assert sorted(lane.called if lane else ()) == sorted(self.model.called(key))
         seen = self.store.followers(key)
         assert {i: (one.holder, one.promoted) for i, one in seen} == {
             one["id"]: (one["holder"], one["promoted"]) for one in expected

@@ -8,7 +8,7 @@ import pytest
 
 from celery_unique.testing.store_contract import LockStoreContract
 from celery_unique.testing.store_contract.factories import Key, fresh_key
-from tests.stores import broken, broken_following, broken_replacing
+from tests.stores import broken, broken_following, broken_lanes, broken_merging, broken_replacing
 
 
 class TestContract(LockStoreContract):
@@ -37,6 +37,8 @@ def test_every_broken_store_is_caught_by_the_contract():
         *broken.every_broken_store(),
         *broken_following.every_broken_store(),
         *broken_replacing.every_broken_store(),
+        *broken_lanes.every_broken_store(),
+        *broken_merging.every_broken_store(),
     }
 
     assert {parameters.values[0] for parameters in broken.CAUGHT_BY} == stores

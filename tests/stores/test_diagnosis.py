@@ -44,6 +44,7 @@ def test_redis_tells_version_persistence_and_eviction(request, fixture, server):
     assert told.facts["eviction"] == "noeviction"
     assert told.facts["persistence"] == "nothing"  # as the tests start it
     assert found(told) == [("persistence", "warning")]
+    assert "parked calls and merged values are lost" in told.findings[0].message
 
 
 def test_postgresql_tells_version_and_role(postgres_url):

@@ -278,7 +278,7 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_tables(
 ):
     opened(mariadb_url).create_tables()
     database = mariadb_url.rpartition("/")[2]
-    for suffix in ("", "_followers", "_marks"):
+    for suffix in ("", "_followers", "_marks", "_payloads"):
         table = f"celery_unique_lock{suffix}"
         mariadb_server.execute(
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.{table} TO shop@'{HOST}'"
@@ -288,6 +288,12 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_tables(
     run(store, key, "task")
     store.acquire(key, claim("other"))
     assert store.finish(key, finish("task")).duplicates == 1
+    merged = fresh_key()
+    publish(store, merged, "holder", merge='{"numbers": [1]}')
+    assert store.acquire(merged, claim("adds", merge='{"numbers": [2]}')).outcome == "merged"
+    assert store.unmerge(merged, "adds")
+    assert store.start(merged, start("holder", merge=True)).verdict == "run"
+    store.finish(merged, finish("holder"))
     assert store.sweep() == 0
 
 

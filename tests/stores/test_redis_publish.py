@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.base import Acquired, Push, ResultWrite
+from celery_unique.stores.base import Acquired, Holder, Push, ResultWrite
 from celery_unique.stores.record import State
-from celery_unique.stores.redis import RedisStore
+from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.layout import Layout
 from celery_unique.testing.store_contract.factories import (
     MINUTE,
@@ -223,14 +223,15 @@ def test_a_publish_that_is_killed_has_not_pushed(start_server):
     server = start_server(RedisServer, extra_args=("--lua-time-limit", "1"))
     key, many = fresh_key(), 400_000
     with closing(RedisStore.from_url(server.url, timeout_s=60)) as store, server.client() as client:
-        call(store, fresh_key(), "first", queue="other")  # the server has the script
+        # The server has the script.
+        call(store, fresh_key(), "first", queue="other", canvas=True)
         record = Layout("", "").name_of(key)
         until = int(time.time() * 1000) + MINUTE * 10
         for first in range(0, many, 50_000):
             marks = {f"m:{n}": f'["done",{until}]' for n in range(first, first + 50_000)}
             client.hset(record, mapping=marks)
 
-        wait = store.begin_publish([(key, claim("a"), push("a"))])
+        wait = store.begin_publish([(key, claim("a", canvas=True), push("a"))])
         eventually(lambda: _is_killed(server), timeout=60)
         [killed] = wait()
 
@@ -256,7 +257,203 @@ def test_a_script_flush_is_survived(store, client, key):
     assert client.llen(QUEUE) == 2
 
 
+# -- the short script, and what it leaves to the other ------------------------
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, store: RedisStore) -> list[str]:
+    """The names of the scripts that the store sends, in order."""
+    names = {
+        script.sha: name.lower()
+        for name, script in vars(scripts).items()
+        if isinstance(script, scripts.Script)
+    }
+    seen: list[str] = []
+    send = connections.send
+
+    def note(connection: Any, commands: Any) -> None:
+        seen.extend(names[sha] for each in commands for sha in each[1:2] if sha in names)
+        send(connection, commands)
+
+    monkeypatch.setattr(connections, "send", note)
+    return seen
+
+
+def test_a_new_call_and_its_duplicates_need_the_short_script_alone(store, key, ran):
+    call(store, key, "a")
+    call(store, key, "b")
+    store.start(key, start("a"))
+    while_it_runs = call(store, key, "c")
+
+    assert (while_it_runs.holder.state, task_of(store, key, "a").duplicates) == (State.ACTIVE, 2)
+    assert ran == ["publish_plain", "publish_plain", "start", "publish_plain"]
+
+
+@pytest.mark.parametrize("task_id", ["with spaces in it", "10 20 30", "größe"])
+def test_the_id_of_a_waiting_holder_may_be_any_text(store, key, task_id):
+    call(store, key, task_id, "first")
+    task = task_of(store, key, task_id)
+
+    duplicate = call(store, key, "b", on_conflict="reject")
+
+    assert duplicate.outcome == "rejected"
+    assert duplicate.holder == Holder(task_id, State.AVAILABLE, task.created_at, task.lease)
+    assert store.probe(key, claim("")).holder == duplicate.holder
+
+
+def test_a_record_with_marks_is_left_to_the_other_script(store, client, key, ran):
+    store.cancel(key, "revoked", MINUTE)
+
+    assert call(store, key, "a").outcome == "created"
+    assert call(store, key, "b").holder.task_id == "a"
+
+    assert ran[1:] == ["publish_plain", "publish", "publish_plain", "publish"]
+    assert client.llen(QUEUE) == 1
+    assert list(record_of(store, key).marks) == ["revoked"]
+
+
+def test_a_call_that_is_more_than_plain_does_not_begin_with_the_short_script(store, key, ran):
+    more: list[dict[str, Any]] = [
+        *(
+            {"on_conflict": "replace"},
+            {"on_conflict": "rerun"},
+            {"keep": "c"},
+            {"join": "all"},
+        ),
+        *({"delay_ms": MINUTE}, {"window_ms": MINUTE}, {"keep_ms": MINUTE}, {"canvas": True}),
+        *({"arguments": "fingerprint"}, {"limit": 2}),
+    ]
+    for number, fields in enumerate(more):
+        assert call(store, fresh_key(), "a", f"attempt-{number}", **fields).outcome == "created"
+
+    assert ran == ["publish"] * len(more)
+
+
+def test_a_batch_of_plain_calls_and_others_has_a_reply_for_each(store, client, key):
+    marked = fresh_key()
+    store.cancel(marked, "revoked", MINUTE)
+    pushes = [(each, claim("a"), push(each)) for each in (key, marked, fresh_key())]
+
+    plain = store.begin_publish([*pushes, (key, claim("b"), push("b"))])()
+    mixed = store.begin_publish(
+        [(key, claim("c", on_conflict="replace"), push("c")), (marked, claim("d"), push("d"))]
+    )()
+
+    assert [one.outcome for one in plain] == ["created"] * 3 + ["duplicate"]
+    assert [one.outcome for one in mixed] == ["created", "duplicate"]
+    assert client.llen(QUEUE) == 4
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_plain_publish_whose_reply_was_lost_pushes_nothing_when_it_is_sent_again(
+    store, client, key, marked, monkeypatch
+):
+    """Also where the record is one that the short script does not decide: the task of the id is
+    that of another attempt, and the call is not its own duplicate."""
+    if marked:
+        store.cancel(key, "revoked", MINUTE)
+    first = call(store, key, "a")
+    reply_of, lost = connections.reply_of, [1]
+
+    def lose_one(connection: Any) -> Any:
+        reply = reply_of(connection)
+        if lost:
+            lost.clear()
+            raise redis.ConnectionError
+        return reply
+
+    monkeypatch.setattr(connections, "reply_of", lose_one)
+    again = call(store, key, "a")
+
+    assert not lost
+    assert (again.outcome, again.now == first.now) == ("created", True)
+    assert client.llen(QUEUE) == 1
+
+
+def test_a_repeated_attempt_without_receipt_shares_the_task_of_its_id(store, client, key):
+    store.cancel(key, "revoked", MINUTE)
+    call(store, key, "a", "first")
+
+    assert call(store, key, "a", "second", again=True).outcome == "created"
+    assert call(store, key, "a", "third").outcome == "duplicate"
+    assert client.llen(QUEUE) == 1
+
+
 # -- probe --------------------------------------------------------------------
+
+
+def _waiting(store: RedisStore, key: str) -> None:
+    publish(store, key, "a")
+
+
+def _repeated(store: RedisStore, key: str) -> None:
+    publish(store, key, "a")
+    store.acquire(key, claim("b"))
+
+
+def _running(store: RedisStore, key: str) -> None:
+    run(store, key, "a")
+
+
+def _pending(store: RedisStore, key: str) -> None:
+    store.acquire(key, claim("a"))
+
+
+def _scheduled(store: RedisStore, key: str) -> None:
+    publish(store, key, "a", delay_ms=MINUTE)
+
+
+def _followed(store: RedisStore, key: str) -> None:
+    publish(store, key, "a")
+    store.acquire(key, claim("b", join="its message"))
+
+
+def _marked(store: RedisStore, key: str) -> None:
+    store.cancel(key, "revoked", MINUTE)
+    publish(store, key, "a")
+
+
+def _only_marked(store: RedisStore, key: str) -> None:
+    store.cancel(key, "revoked", MINUTE)
+
+
+def _kept(store: RedisStore, key: str) -> None:
+    run(store, key, "a", keep="c", keep_ms=MINUTE)
+    store.finish(key, finish("a"))
+
+
+def _nothing(store: RedisStore, key: str) -> None:
+    pass
+
+
+RECORDS = [
+    *(_waiting, _repeated, _running, _pending, _scheduled, _followed, _marked, _only_marked),
+    *(_kept, _nothing),
+]
+
+
+@pytest.mark.parametrize("stored", RECORDS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({}, {"on_conflict": "reject"}, {"window_ms": 1}, {"window_ms": MINUTE}, {"parent": "a"}),
+        *({"states": "r"}, {"limit": 2}),
+    ],
+)
+def test_a_probe_by_the_short_script_returns_what_acquire_returns(store, key, stored, fields):
+    stored(store, key)
+    eventually(lambda: store.read(key)[1] > min(_created(store, key), default=0) + 1)
+
+    by_acquire = store.probe(key, claim("with an id", **fields))
+    short = store.probe(key, claim("", **fields))
+
+    assert (short is None) == (by_acquire is None)
+    if short is not None:
+        assert (short.outcome, short.holder) == (by_acquire.outcome, by_acquire.holder)
+
+
+def _created(store: RedisStore, key: str) -> list[int]:
+    return [task.created_at for task in record_of(store, key).tasks.values()]
 
 
 def test_a_probe_creates_nothing(store, client, key):

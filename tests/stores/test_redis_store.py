@@ -373,15 +373,25 @@ def test_followers_that_the_server_threw_away_are_not_due_for_ever(store, client
 # -- scripts ------------------------------------------------------------------
 
 
+def numbered(described: str) -> list[str]:
+    """Of "6 window or 0, 7 time to the ETA": a number behind a comma, a semicolon or a colon."""
+    return re.findall(r"(?:^|[,;:])[\s-]+(\d+) ", described)
+
+
 def test_every_script_begins_with_its_contract_and_touches_the_keys_it_is_given():
     acts, includes = list(LUA.glob("*.lua")), list(LUA.glob("include/*.lua"))
     for path in (*acts, *includes):
         text = path.read_text()
         assert text.startswith(f"-- {path.stem}: "), path
-        assert set(re.findall(r"KEYS\[.*?\]", text)) <= {f"KEYS[{n}]" for n in range(1, 7)}, path
+        touched = set(re.findall(r"KEYS\[(.*?)\]", text))
         headings = ("KEYS     ", "ARGV     ", "Returns  ") if path in acts else ("Defines  ",)
         for heading in headings:
             assert f"-- {heading}" in text, (path, heading)
+        # Those that its contract lists; of an include, those that every act is given.
+        given = re.findall(r"(?s)-- KEYS  (.*?)-- ARGV", text)
+        listed = [int(number) for each in given for number in numbered(each)]
+        assert listed == list(range(1, len(listed) + 1)), path
+        assert touched <= ({f"{n}" for n in listed} if path in acts else set("1234")), path
     assert {script.stem.upper() for script in acts} == {
         name for name, script in vars(scripts).items() if isinstance(script, scripts.Script)
     }
@@ -396,9 +406,7 @@ def test_every_script_names_its_arguments_before_it_includes_anything():
         numbers = [int(number) for number in re.findall(r"ARGV\[(\d+)\]", named)]
         assert numbers == list(range(1, len(numbers) + 1)), path
         [described] = re.findall(r"(?s)-- ARGV(.*?)-- Returns", header)
-        # "6 window or 0, 7 time to the ETA": a number behind a comma, a semicolon or a colon.
-        listed = re.findall(r"(?:^|[,;:])[\s-]+(\d+) ", described)
-        assert [int(number) for number in listed] == numbers, path
+        assert [int(number) for number in numbered(described)] == numbers, path
         assert "ARGV" not in rest, path
 
 
@@ -461,3 +469,20 @@ def test_a_walk_stops_in_time_among_the_keys_of_others(start_server):
 
         assert scans() > 40
         assert scans(stop_at=0.0) == 1
+
+
+# -- eviction ----------------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_a_task_whose_payload_was_evicted_takes_no_more_values(store, client):
+    """It would run with those alone, and not with the ones in its message."""
+    key = fresh_key()
+    publish(store, key, "holder", merge='{"numbers": [1]}')
+    [payload] = client.keys(f"*}}p:{key}")
+    client.delete(payload)
+
+    later = store.acquire(key, claim("later", merge='{"numbers": [2]}'))
+
+    assert later.outcome == "created"
+    assert store.start(key, start("holder", merge=True)).payload == ""

@@ -62,6 +62,21 @@ TO_JOIN = st.builds(
     window_ms=st.sampled_from([0, 500]),
     join=st.sampled_from(["one", 'other "\u2713"\n']),
 )
+TO_MERGE = st.builds(
+    Claim,
+    task_id=st.sampled_from(["a", "b", "f", "g"]),
+    task_name=st.just("shop.rebuild"),
+    states=st.sampled_from(["pswrt", "pswrt", "pw"]),
+    grace_ms=SPANS,
+    on_conflict=st.just("merge"),
+    delay_ms=st.sampled_from([0, 0, 50, 300]),
+    max_wait_ms=st.sampled_from([0, 100]),
+    again=st.sampled_from([False, False, True]),
+    join=st.sampled_from(["", "", "its message"]),
+    # Some take more than one row.
+    merge=st.sampled_from(['{"n":[1]}', '{"n":[2,3]}', f'{{"n":[{"4," * 3000}5]}}']),
+    merge_max_bytes=st.sampled_from([20, 10_000, 1_000_000]),
+)
 ACTS = st.one_of(
     act("acquire", CLAIMS),
     act("acquire", CLAIMS),
@@ -84,6 +99,7 @@ ACTS = st.one_of(
             created_at=st.sampled_from([0, 1_799_999_999_900]),
             window_ms=st.sampled_from([0, 500]),
             keep=st.sampled_from(["", "c"]),
+            merge=st.booleans(),
         ),
     ),
     act("renew", IDS, st.one_of(st.just(""), DELIVERIES), SPANS, DELIVERIES),
@@ -94,6 +110,9 @@ ACTS = st.one_of(
     act("sweep"),
     act("acquire", TO_JOIN),
     act("acquire", TO_JOIN),
+    act("acquire", TO_MERGE),
+    act("acquire", TO_MERGE),
+    act("unmerge", FOLLOWERS),
     act("follow", TO_JOIN, IDS),
     act("complete_follower", FOLLOWERS),
     act("followers", st.one_of(st.none(), IDS)),

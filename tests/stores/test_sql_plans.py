@@ -35,6 +35,12 @@ FOUND_BY = {
     "mark": {"marks"},
     "delete_mark": {"marks"},
     "sweep_marks": {"marks expire", "marks"},
+    "payload": {"payloads"},
+    "last_chunk": {"payloads"},
+    "keep_payload": {"payloads"},
+    "delete_payload": {"payloads"},
+    "delete_payloads": {"payloads"},
+    "sweep_payloads": {"payloads expire", "payloads"},
 }
 NAMES = {
     "celery_unique_lock_expires": "expires",
@@ -53,6 +59,11 @@ NAMES = {
     "celery_unique_lock_marks USING PRIMARY KEY": "marks",
     "celery_unique_lock_marks PRIMARY": "marks",
     "marked PRIMARY": "marks",
+    "celery_unique_lock_payloads_expires": "payloads expire",
+    "celery_unique_lock_payloads_pkey": "payloads",
+    "sqlite_autoindex_celery_unique_lock_payloads_1": "payloads",
+    "celery_unique_lock_payloads PRIMARY": "payloads",
+    "merged PRIMARY": "payloads",
 }
 
 
@@ -81,10 +92,12 @@ class Explained:
             "kept_ms": 0,
             "most_conflicts": 0,
             "new_revision": 2,
+            "rather_than": 1,
             "record": "{}",
             "revision": 1,
             "task_id": "7",
             "token": 1,
+            "until": 1,
         }
 
     def plan(self, name: str) -> list[str]:
@@ -124,6 +137,7 @@ def store(url: str) -> Iterator[SqlStore]:
     sql_rows.fill(store, LOCKS)
     sql_rows.add_lapsed(store, LOCKS)
     sql_rows.add_marks(store, 2 * LOCKS)
+    sql_rows.add_payloads(store, 2 * LOCKS)
     yield store
     store.close()
 
@@ -142,12 +156,14 @@ def test_a_statement_finds_its_rows_by_an_index(explained, name):
 
     found_by = {index for written, index in NAMES.items() if re.search(rf"\b{written}\b", plan)}
     assert found_by == FOUND_BY[name], plan
-    assert not re.search(r"Seq Scan|SCAN (held|celery)|^(ALL|index) [hc]", plan, re.MULTILINE), plan
+    assert not re.search(
+        r"Seq Scan|SCAN (held|marked|merged|celery)|^(ALL|index) [hcm]", plan, re.MULTILINE
+    ), plan
     assert not re.search(r"Sort\b|filesort|TEMP B-TREE", plan), plan
 
 
 def test_every_statement_is_looked_at_or_only_inserts(store):
-    inserting = {"acquire", "insert", "put_follower", "put_mark"}
+    inserting = {"acquire", "insert", "put_follower", "put_mark", "put_chunk"}
     # The first asks nothing of any row, the second locks the one that "see" then reads.
     others = {"ping", "lock"}
 

@@ -407,7 +407,7 @@ def test_the_table_can_be_made_by_hand(sql_url, key):
     store = SqlStore.from_url(sql_url, create_table=False, table="locks")
     with pytest.raises(
         StoreUnavailable,
-        match=r"tables locks, locks_followers and locks_marks must exist.*create_tables\(\)",
+        match=r"tables locks, .*, locks_marks and locks_payloads must exist.*create_tables\(\)",
     ):
         store.acquire(key, claim("task"))
 
@@ -473,7 +473,8 @@ def test_a_user_needs_no_more_than_to_read_and_write_the_table(postgres_url, pos
     database = postgres_url.rpartition("/")[2]
     postgres_server.execute("DROP ROLE IF EXISTS writer")
     postgres_server.execute("CREATE ROLE writer LOGIN")
-    grant = "SELECT, INSERT, UPDATE, DELETE ON celery_unique_lock, celery_unique_lock_marks"
+    tables = "celery_unique_lock, celery_unique_lock_marks, celery_unique_lock_payloads"
+    grant = f"SELECT, INSERT, UPDATE, DELETE ON {tables}"
     postgres_server.execute(f"GRANT {grant} TO writer", database)
     store = SqlStore.from_url(postgres_url.replace("postgres@", "writer@"), timeout_s=PATIENCE_S)
 

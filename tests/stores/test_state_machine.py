@@ -273,6 +273,11 @@ def budget(kind: str, share: float = 1.0) -> settings:
     )
 
 
+def cheap_share(kind: str) -> float:
+    """For a machine beside the first one: few histories where every act is slow."""
+    return 0.4 if kind in ("memory", "sqlite", "redis", "valkey") else 0.2
+
+
 def check(
     store: LockStore,
     kind: str,

@@ -4,6 +4,8 @@ Every server is a local process on a free port of 127.0.0.1 with its own tempora
 server whose program is not installed is an error that names the install command, never a skip.
 """
 
+from tests.support.clock import ServerClock
+from tests.support.disk import SmallDisk
 from tests.support.filesystem_broker import filesystem_settings
 from tests.support.mariadb import MariaDBServer
 from tests.support.pgbouncer import PgBouncerServer
@@ -31,7 +33,9 @@ __all__ = [
     "RedisSentinels",
     "RedisServer",
     "Server",
+    "ServerClock",
     "ServerNotInstalled",
+    "SmallDisk",
     "TcpProxy",
     "TlsRedisServer",
     "ValkeyServer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -140,6 +141,8 @@ def working(app: Celery, **options: Any) -> Iterator[Any]:
             state_of(app).flush()
     finally:
         _state.default_app, _state._tls.current_app = before
+        # It does not send worker_shutdown: processes that tests start would send metrics here.
+        os.environ.pop("CELERY_UNIQUE_METRICS_SOCKET", None)
 
 
 def value_of(result: Any, timeout: float = 30.0) -> Any:

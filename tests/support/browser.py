@@ -54,10 +54,23 @@ def chromium() -> Iterator[Chrome]:
             driver.quit()
 
 
+def _saved(driver: Chrome, path: Path) -> bool:
+    """The driver gives up a screenshot that a navigation overtakes, such as that of a form."""
+    from selenium.common.exceptions import TimeoutException
+
+    for _ in range(4):
+        try:
+            return driver.save_screenshot(str(path))
+        except TimeoutException as error:
+            if "aborted by navigation" not in str(error):
+                raise
+    return driver.save_screenshot(str(path))
+
+
 def keep_screenshot(driver: Chrome, name: str) -> Path:
     """Write what the browser shows to ``build/screenshots/NAME.png``."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     path = SCREENSHOTS / f"{name}.png"
-    if not driver.save_screenshot(str(path)):
+    if not _saved(driver, path):
         raise OSError(f"the browser could not write {path}")
     return path

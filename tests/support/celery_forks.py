@@ -46,6 +46,7 @@ def main(connection: Connection) -> None:
             connection.close()
             become(*details)
             return
+        ended.pop(pid, None)  # of an earlier process with the same number
         connection.send(pid)
 
 

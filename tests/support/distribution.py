@@ -19,6 +19,9 @@ DEAR = {
 #: The fixtures that start them.
 SERVERS = frozenset({"rabbitmq_server", "redis_cluster", "redis_sentinels", "mariadb_server"})
 
+#: Files whose tests with different parameters share nothing: each parameter goes by itself.
+BY_PARAMETER = frozenset({"tests/workers/test_matrix.py"})
+
 
 #: Directories whose tests mostly wait: for workers, leases and browsers. The others use a core.
 WAITING = ("workers", "chaos", "example", "django", "smoke")
@@ -33,7 +36,10 @@ class ByServerOrFile(LoadScopeScheduling):
     """In place of ``loadfile``. (``loadgroup`` of xdist 3.8 finds no group under pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _group_of(nodeid) or nodeid.partition("::")[0]
+        file, _, name = nodeid.partition("::")
+        if file in BY_PARAMETER:
+            return _group_of(nodeid) or name.partition("[")[2]
+        return _group_of(nodeid) or file
 
 
 def check_name(item: pytest.Item) -> None:

@@ -18,13 +18,14 @@ _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 class Environment:
     """A virtual environment, empty at first. It is made and filled as ``make`` fills ours."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, made_from: str = "") -> None:
         self.directory = directory
+        self._made_from = made_from or outer_python()
         self.python = directory / "bin" / "python"
 
     def install(self, *arguments: str) -> Environment:
         """What ``pip install ARGUMENTS`` would do inside of it."""
-        env = {**clean_env(), "PYTHON": outer_python()}
+        env = {**clean_env(), "PYTHON": self._made_from}
         done = _run([str(MAKE_VENV), str(self.directory), *arguments], env=env, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return self

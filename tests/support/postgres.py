@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections import deque
+from collections.abc import Mapping
 from typing import ClassVar
 
 import psycopg
@@ -47,8 +48,9 @@ class PostgresServer(Server):
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT  # does not wait for open connections
 
-    def __init__(self) -> None:
+    def __init__(self, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__()
+        self._settings = dict(settings or {})
         self._databases_made = 0
         self._given_back: deque[str] = deque()
 
@@ -113,6 +115,7 @@ class PostgresServer(Server):
             "fsync": "off",
             "full_page_writes": "off",
             "autovacuum_naptime": "5s",
+            **self._settings,
         }
         arguments = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         return [program, "-D", "data", *arguments]

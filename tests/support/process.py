@@ -125,9 +125,13 @@ class LocalProcess:
         """End the process group, and what left it (PostgreSQL's children do), with SIGKILL."""
         if self._process is None:
             return
-        descendants = _descendants(self._process.pid) if self.is_running() else []
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        running = self.is_running()
+        descendants = _descendants(self._process.pid) if running else []
+        # Once it has ended its pid may be that of another process, with a group of its own. While
+        # members of its own group are left, the kernel gives the number to nobody.
+        if running or not psutil.pid_exists(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         _kill(descendants)
         _alive.discard(self)

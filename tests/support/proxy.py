@@ -20,7 +20,9 @@ class TcpProxy:
     * ``stall()``: connections stay open and nothing passes in either direction;
     * ``stall_replies()``: requests reach the server, its answers are held back: what a client
       sees as a time-out although the command was carried out;
-    * ``restore()``: all of these end; what was held back is delivered.
+    * ``stall_requests()``: the other direction alone;
+    * ``restore()``: all of these end; what was held back is delivered, unless ``cut()`` came
+      before: then it is lost.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -73,6 +75,9 @@ class TcpProxy:
 
     def stall_replies(self) -> None:
         self._replies_pass.clear()
+
+    def stall_requests(self) -> None:
+        self._requests_pass.clear()
 
     def restore(self) -> None:
         self._accepting = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -9,9 +10,13 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from tests.support.process import LocalProcess
+
+if TYPE_CHECKING:
+    from tests.support.clock import ServerClock
+    from tests.support.disk import SmallDisk
 
 HOST = "127.0.0.1"
 
@@ -39,6 +44,9 @@ class Server(ABC):
     def __init__(self) -> None:
         self.port = 0
         self.directory: Path | None = None
+        #: Given before the start: a clock that can be set, and a disk that can be filled.
+        self.clock: ServerClock | None = None
+        self.disk: SmallDisk | None = None
         self._process: LocalProcess | None = None
 
     @property
@@ -65,6 +73,8 @@ class Server(ABC):
         self._command()  # a missing program is reported before anything is made
         self.directory = Path(tempfile.mkdtemp(prefix=f"{type(self).__name__.lower()}-"))
         try:
+            if self.disk is not None:
+                self.disk.mount(self.directory)
             self._choose_ports()
             self._prepare()
             self._launch()
@@ -82,7 +92,7 @@ class Server(ABC):
                 self._command(),
                 log_path=self._home / "server.log",
                 cwd=self._home,
-                env=self._environment(),
+                env=self._whole_environment(),
                 user=self._user(),
             )
             process.start()
@@ -96,6 +106,12 @@ class Server(ABC):
             process.log_path.unlink()
             self._choose_ports()
             self._prepare_ports()
+
+    def _whole_environment(self) -> dict[str, str] | None:
+        environment = self._environment()
+        if self.clock is None:
+            return environment
+        return {**(os.environ if environment is None else environment), **self.clock.environment()}
 
     def _prepare_ports(self) -> None:
         """What must be written again when the ports were chosen anew."""
@@ -125,6 +141,8 @@ class Server(ABC):
             if self._process is not None:
                 self._process.stop(self.stop_signal)
         finally:
+            if self.disk is not None:
+                self.disk.unmount()
             if self.directory is not None:
                 shutil.rmtree(self.directory, ignore_errors=True)
 

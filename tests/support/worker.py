@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from tests.support.process import LocalProcess
 
-Pool = Literal["prefork", "threads", "solo", "gevent"]
+Pool = Literal["prefork", "threads", "solo", "gevent", "eventlet"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _numbers = itertools.count(1)
@@ -65,7 +65,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join([*import_path, *([inherited] if inherited else [])]),
                 **(env or {}),
             },
-            forked=forked and pool != "gevent",
+            forked=forked and pool not in ("gevent", "eventlet"),
         )
 
     def start(self, *, timeout: float = 60.0) -> Self:

@@ -162,6 +162,8 @@ def clash_cases(ways: Ways) -> Iterator[Case]:
         value = {"unique_for": 60, "unique_by": "type", "unique_states": "window"}.get(option)
         value = value or {"unique_on_conflict": "reject", "unique_max_wait": 60}.get(option, "a")
         value = {"unique_key": "{a}", "identity_strategy": "strict"}.get(option, value)
+        value = {"unique_limit": 2, "unique_max_queue": 2}.get(option, value)
+        value = 60 if option == "unique_merge_max_bytes" else value
         call = partial(ways.plain.apply_async, (1,), **{option: value})
         yield Case("call of a plain task", "clash", option, call, ways.app, shown="set nowhere")
         definition = lambda given={option: value}: define(ways.defining, **given).name  # noqa: E731

@@ -31,10 +31,12 @@ FULL = LockHeader(
     sent_by="w1-1",
     copies=True,
     guard=True,
+    merge=True,
     delivery="w1-2",
     token=4102444860124456,
     again=True,
     watched=True,
+    payload='["5b1f",{"ids":[1]}]\n',
 )
 #: Messages of one release wait in the broker for the workers of another: these names are fixed.
 ON_THE_WIRE = {
@@ -51,10 +53,12 @@ ON_THE_WIRE = {
     "by": "w1-1",
     "copies": True,
     "guard": True,
+    "merge": True,
     "delivery": "w1-2",
     "token": 4102444860124456,
     "again": True,
     "watched": True,
+    "payload": '["5b1f",{"ids":[1]}]\n',
 }
 NEWER = {**ON_THE_WIRE, "v": 2, "colour": "blue", "nested": {"list": [1, None, {"x": 2.5}]}}
 
@@ -103,7 +107,7 @@ def test_a_retry_carries_all_but_what_its_worker_had_added():
 
     published = header.as_published().as_message()
 
-    of_this_message = ("copies", "delivery", "token", "again", "watched")
+    of_this_message = ("copies", "delivery", "token", "again", "watched", "payload")
     kept = {name: value for name, value in NEWER.items() if name not in of_this_message}
     assert published == {**kept, "by": "w1-2"}
 

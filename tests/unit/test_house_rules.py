@@ -30,7 +30,9 @@ DOCUMENTED = {
     "celery_unique.testing": "UniqueLocks assert_created assert_duplicate locks_in_memory",
     "celery_unique.testing.store_contract": "LockStoreContract",
     "celery_unique.contrib.django": "",
+    "celery_unique.contrib.opentelemetry": "install",
     "celery_unique.contrib.prometheus": "install",
+    "celery_unique.contrib.sentry": "install",
     "celery_unique.cli": "main unique",
     "celery_unique.stores": "open_store",
     "celery_unique.stores.base": """

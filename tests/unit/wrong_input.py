@@ -72,6 +72,17 @@ WRONG_VALUES: dict[str, dict[str, list[Any]]] = {
         "type": [1, 1.5, True, b"{a}", ["{a}"], {"a": 1}, OBJECT],
         "value": ["", " ", "{}", "{0}", "{a", "a}", "{a b}", "{a!z}{", "{a:{}}", "{.a}"],
     },
+    "limit": {"type": [1.5, True, "3", b"3", [3], {"a": 1}, OBJECT], "value": [0, -1]},
+    "max_queue": {"type": [1.5, True, "3", b"3", [3], {"a": 1}, OBJECT], "value": [0, -1]},
+    "group": {
+        "type": [1, 1.5, True, b"a", ["a"], {"a": 1}, OBJECT],
+        "value": ["", "{}", "{0}", "{a", "a}", "{a b}", "{a!z}{", "{a:{}}", "{.a}"],
+    },
+    "merge": {"type": NOT_NAMES, "value": [[], (), set(), "", ["a", "a"], ["a", ""]]},
+    "merge_max_bytes": {
+        "type": [1.5, True, "1", b"1", [1], {"a": 1}, OBJECT],
+        "value": [0, -1],
+    },
 }
 CHOICES: dict[str, Any] = {
     "keys": DIMENSIONS,
@@ -82,6 +93,9 @@ CHOICES: dict[str, Any] = {
 #: What must stand beside a field so that only its own value is wrong.
 BESIDE: dict[str, dict[str, Any]] = {
     "max_wait": {"on_conflict": "replace"},
+    "max_queue": {"on_conflict": "queue"},
+    "merge": {"on_conflict": "merge"},
+    "merge_max_bytes": {"on_conflict": "merge", "merge": "a"},
     "meta_keys": {"keys": ("args", "meta")},
 }
 
@@ -116,7 +130,7 @@ NOT_OJS: dict[str, list[Any]] = {
     "meta_keys": ["a", {"a"}],
     "period": [60, 1.5, timedelta(1), "PT1.5H", "PT1,5S", "+PT1M"],
     "states": [None, "until_done", "window", {"active"}],
-    "on_conflict": [None, "rerun"],
+    "on_conflict": [None, "rerun", "queue"],
 }
 
 
@@ -175,10 +189,19 @@ CLASHES: list[dict[str, Any]] = [
     {"keys": "meta", "meta_keys": None},
     {"max_wait": 60},
     *({"max_wait": 60, "on_conflict": name} for name in ("ignore", "reject", "rerun")),
+    {"max_queue": 5},
+    *({"max_queue": 5, "on_conflict": name} for name in ("ignore", "reject", "rerun", "replace")),
+    {"args_keys": "a", "group": "g"},
+    {"keys": "type", "group": "g"},
+    {"keys": ["type", "queue"], "group": "g"},
+    {"key": "{a}", "group": "g"},
+    {"on_conflict": "replace", "merge": "a"},
 ]
 
 
 def waits_for_a_task(fields: dict[str, Any]) -> bool:
-    return "max_wait" in fields or (
-        "meta" in fields.get("keys", ()) and not fields.get("meta_keys")
+    return (
+        "max_wait" in fields
+        or "max_queue" in fields
+        or ("meta" in fields.get("keys", ()) and not fields.get("meta_keys"))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import socket
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -31,7 +32,13 @@ TESTED = {
 }
 
 
-def untested_versions(installed: Callable[[str], str] = metadata.version) -> Iterator[Finding]:
+#: Celery -> the oldest and the newest Python of its tests.
+PYTHONS = {"5.5": ("3.11", "3.13"), "5.6": ("3.11", "3.14"), "5.7": ("3.11", "3.14")}
+
+
+def untested_versions(
+    installed: Callable[[str], str] = metadata.version, python: str = platform.python_version()
+) -> Iterator[Finding]:
     for package, (oldest, newest) in TESTED.items():
         try:
             version = installed(package)
@@ -46,6 +53,20 @@ def untested_versions(installed: Callable[[str], str] = metadata.version) -> Ite
                 f"{package} {version} is installed; the tests run with {oldest} to {newest}",
                 "run the tests of your own project, and read the changelog of both",
             )
+
+    try:
+        celery = installed("celery")
+    except metadata.PackageNotFoundError:
+        return
+    pythons = PYTHONS.get(".".join(celery.split(".")[:2]))
+    if pythons and not _numbers(pythons[0]) <= _numbers(python)[:2] <= _numbers(pythons[1]):
+        yield Finding(
+            "untested",
+            "note",
+            f"Celery {celery} runs on Python {python}; its tests run on {pythons[0]} to "
+            f"{pythons[1]}",
+            "use a version of both that the compatibility page lists",
+        )
 
 
 def _numbers(version: str) -> list[int]:

@@ -26,14 +26,20 @@ class Followed:
     overdue: int = 0
     overdue_ms: int = 0  # of the one that waits longest
     named: list[str] = field(default_factory=list)
+    parked: int = 0
+    parked_overdue: int = 0
 
     def see(self, following: Following, now: int) -> None:
         count = len(following.promoted) + sum(each.count for each in following.groups.values())
         self.calls += count
+        lane = following.lane
+        parked = lane.count + len(lane.called) if lane is not None else 0
+        self.parked += parked
         late_ms = now - following.due_at
         if late_ms <= self._patience_ms() or following.reaper_until > now:
             return
         self.overdue += count
+        self.parked_overdue += parked
         self.overdue_ms = max(self.overdue_ms, late_ms)
         holders = [*(each.holder for each in following.groups.values()), *following.promoted]
         self.named += holders[: NAMED - len(self.named)]
@@ -44,6 +50,10 @@ class Followed:
         return (LATE_ROUNDS * self.checked_every_s + 1) * 1000
 
     def right(self) -> str:
+        parked = f", {self.parked} parked" if self.parked else ""
+        return self._followed() + parked
+
+    def _followed(self) -> str:
         if not self.calls:
             return "no call follows another one"
         if self.calls == 1:
@@ -51,6 +61,16 @@ class Followed:
         return f"{self.calls} calls follow another one, and workers monitor them"
 
     def findings(self) -> Iterator[Finding]:
+        if self.parked_overdue:
+            yield Finding(
+                "followers",
+                "warning",
+                f"{self.parked_overdue} of {self.parked} parked calls are under keys that were due "
+                f"for a check {self.overdue_ms / 1000:.0f} s ago, and no worker has checked them: "
+                "they do not run until one does",
+                "start a worker of this app; every worker checks them once in "
+                f"{self.checked_every_s:g} s, and logs an error if it cannot",
+            )
         if self.overdue:
             yield Finding(
                 "followers",

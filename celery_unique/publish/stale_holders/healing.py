@@ -1,4 +1,5 @@
-"""Releases the key of a stale holder, when a duplicate finds it.
+"""Releases the key of a stale holder, when a duplicate finds it; or has one published again that
+values of other calls were merged into.
 
 Ordinary duplicates do not come here: only those of a holder that has waited for longer than
 ``unique_check_after``, and of one key at most once in that time. The holder is checked in a thread,
@@ -11,12 +12,14 @@ import logging
 import sys
 import threading
 from functools import cached_property
-from time import monotonic
+from time import monotonic, sleep
+from typing import NamedTuple
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import StoreUnavailable
-from celery_unique.stores.base import Finish
+from celery_unique.followers.promote import publish_called
+from celery_unique.stores.base import Finish, Held, Holder, holder_of
 from celery_unique.stores.bounded import BoundedDict
 
 from .ended import END_OF
@@ -57,22 +60,24 @@ class StaleHolders:
         transport = self._app_state.app.connection_for_read().get_transport_cls()
         return transport.driver_type in ("redis", "amqp")
 
-    def heal(self, key: str, task_id: str) -> bool:
-        """Whether the key no longer has this holder: acquire again."""
+    def heal(self, key: str, task_id: str) -> Healed | None:
+        """What has become of the holder, if it was stale."""
         now = monotonic()
         checked_at = self._checked_at.get(key)
         if now < self._from or (checked_at is not None and now < checked_at + self._every_s):
-            return False
+            return None
         if not self._free.acquire(blocking=False):
-            return False
+            return None
         self._checked_at.remember(key, now)
-        healed, done = [], threading.Event()
+        healed: list[Healed] = []
+        done = threading.Event()
 
         def check() -> None:
             try:
-                if self._check(key, task_id):
+                found = self._check(key, task_id)
+                if found is not None:
                     self._checked_at.pop(key, None)
-                    healed.append(True)
+                    healed.append(found)
             except StoreUnavailable as error:
                 logger.debug("holder %s was not checked: %s", task_id, error)
             finally:
@@ -90,17 +95,20 @@ class StaleHolders:
                 self._every_s,
             )
             self._from = monotonic() + self._every_s
-        return bool(healed)
+        return healed[0] if healed else None
 
-    def _check(self, key: str, task_id: str) -> bool:
+    def _check(self, key: str, task_id: str) -> Healed | None:
         app_state = self._app_state
         record, now = app_state.store.read(key)
         entry = record.tasks.get(task_id)
         if entry is None or entry.released:
-            return True
+            return Healed()
+        # The first in line may be the one that is stale: the others wait for it.
+        while (before := record.tasks.get(entry.after)) is not None and before.waiting:
+            task_id, entry = entry.after, before
         # A worker with this library has renewed its lease, or has it in hand.
         if not entry.waiting or entry.by or entry.held_until > now:
-            return False
+            return None
         lock = LockView(key, task_id, entry, now)
         ended = ended_here(app_state, lock)
         missing: Missing | None = None
@@ -108,7 +116,7 @@ class StaleHolders:
             missing = Missing(lock, ended=ended)
         elif not entry.is_abandoned(now):  # such a one is published again
             missing = self._in_broker(lock)
-        return missing is not None and release_stale(app_state, missing)
+        return resolve(app_state, missing) if missing is not None else None
 
     def _in_broker(self, lock: LockView) -> Missing | None:
         if not self._is_inspectable or not self._broker.acquire(blocking=False):
@@ -129,10 +137,23 @@ class StaleHolders:
             self._broker.release()
 
 
-def release_stale(app_state: AppState, missing: Missing) -> bool:
-    """Release the key of a holder that is proven stale, unless that has changed."""
+class Healed(NamedTuple):
+    """The key no longer has the holder: acquire again. Or ``lost``: publish this one again."""
+
+    lost: Holder | None = None
+
+
+def resolve(app_state: AppState, missing: Missing) -> Healed | None:
+    """Release the key of a holder that is proven stale, unless that has changed; or have it
+    published again, if calls have returned whose values are stored with it alone."""
     lock, store, leases = missing.lock, app_state.store, app_state.leases
-    if missing.ended:
+    lost, what = None, "is released"
+    if lock.entry.merges and not lock.entry.in_canvas:
+        # As if the worker that had its message had died, which is when a copy may be published.
+        store.renew([Held(lock.key, lock.task_id, "", 0, held_ms=1)])
+        sleep(0.01)  # by the store's clock, too
+        lost, what = holder_of(lock.task_id, lock.entry, lock.now), "is published again"
+    elif missing.ended:
         # As the worker would have done it: a policy may keep the ended task, and its followers
         # get its result.
         finish = Finish(
@@ -141,22 +162,25 @@ def release_stale(app_state: AppState, missing: Missing) -> bool:
             state=END_OF[missing.ended],
             retention_ms=leases.retention_ms,
             mark_ms=leases.queue_ms,
+            merge=lock.entry.merges,
         )
         finished = store.finish(lock.key, finish)
         if finished.verdict != "ended":
-            return False
+            return None
+        if finished.called:
+            publish_called(app_state, lock.key, finished.called)
         if finished.settle and not finished.followers:
             store.settle(lock.key, finish, mark_done=True)
     elif not store.release(lock.key, lock.task_id, lock.entry.lease):
-        return False
+        return None
     reporting.lost(
         lock.entry.task_name,
         lock.task_id,
         app=app_state.app,
         key=lock.key,
-        reason=f"it was stale and is released: {missing.why}",
+        reason=f"it was stale and {what}: {missing.why}",
     )
-    return True
+    return Healed(lost)
 
 
 def _close_connections() -> None:

@@ -30,6 +30,7 @@ class LockView:
     entry: TaskEntry
     now: int
     unreadable: str = ""  # why nothing but the key is known
+    parked: int = 0  # calls that wait for their turn under the key
 
     @property
     def state(self) -> str:
@@ -40,6 +41,14 @@ class LockView:
     @property
     def age_ms(self) -> int:
         return max(0, self.now - self.entry.created_at)
+
+    @property
+    def waited_ms(self) -> int:
+        """How long it has waited in the queue since it was due; 0 where it does not."""
+        entry = self.entry
+        if self.state != State.AVAILABLE:
+            return 0
+        return max(0, self.now - max(entry.created_at, entry.eta))
 
     @property
     def worker(self) -> str:
@@ -67,6 +76,7 @@ class LockView:
             "eta": _moment(entry.eta),
             "duplicates": entry.duplicates,
             "last_duplicate_at": _moment(entry.last_duplicate_at),
+            "parked": self.parked,
             "worker": self.worker or None,
             "delivery": entry.delivery or None,
             "delivery_lease_ends_at": _moment(entry.delivery_lease),
@@ -76,6 +86,7 @@ class LockView:
             "ending": entry.ending,
             "may_exist_twice": entry.copies,
             "by_idempotency_key": bool(entry.arguments),
+            "merges": entry.merges,
             "guard": self.guards,
         }
 
@@ -88,7 +99,7 @@ def locks_of(key: str, record: Record, now: int) -> Iterator[LockView]:
         )
     tasks = sorted(record.tasks.items(), key=lambda item: item[1].created_at)
     for task_id, entry in tasks:
-        yield LockView(key, task_id, entry, now)
+        yield LockView(key, task_id, entry, now, parked=record.parked)
 
 
 class StoreClock:

@@ -165,14 +165,18 @@ def _broadcast(
     arguments: dict[str, Any] | None = None,
     callback: Any = None,
 ) -> Iterator[tuple[str, Any]]:
-    replies = app.control.broadcast(
-        command,
-        arguments=arguments,
-        reply=True,
-        timeout=timeout_s,
-        destination=destination,
-        limit=len(destination) if destination else None,
-        callback=callback,
-    )
+    # A connection of its own: on one of Celery's pool the blocking read of an earlier broadcast may
+    # still wait in Redis, and would take these replies, which all go to the same queue.
+    with app.connection_for_write() as connection:
+        replies = app.control.broadcast(
+            command,
+            arguments=arguments,
+            reply=True,
+            timeout=timeout_s,
+            destination=destination,
+            limit=len(destination) if destination else None,
+            callback=callback,
+            connection=connection,
+        )
     for reply in replies or ():
         yield from reply.items()

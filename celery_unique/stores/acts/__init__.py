@@ -13,6 +13,8 @@ from __future__ import annotations
 from .acquire import acquire
 from .confirm import cancel, confirm, give_back, help_holder, release
 from .followers import complete_follower, follow, followers_of
+from .lanes import parked_ids
+from .merge import unmerge
 from .reap import promote, reap
 from .run import finish, forget, renew, retry, settle, start
 
@@ -27,6 +29,7 @@ __all__ = [
     "forget",
     "give_back",
     "help_holder",
+    "parked_ids",
     "promote",
     "reap",
     "release",
@@ -34,4 +37,5 @@ __all__ = [
     "retry",
     "settle",
     "start",
+    "unmerge",
 ]

@@ -7,33 +7,73 @@ from typing import Literal
 from celery_unique.stores.base import Acquired, Claim, holder_of
 from celery_unique.stores.record import Record, TaskEntry
 
+from . import lanes, merge
+from .blocking import blockers
 from .followers import attach, attached_to, set_due_time, stop_following
-from .replace import in_limbo, replaced_by
+from .replace import replaced_by
 
-REPLACING = ("replace", "replace_except_schedule")
+REPLACING = lanes.REPLACING
 
 
 def acquire(record: Record, claim: Claim, now: int) -> Acquired:
     record.purge(now)
+    if claim.on_conflict == "queue":
+        return _admit_or_park(record, claim, now)
     joined_to = attached_to(record, claim.task_id, now) if claim.join else ""
     if joined_to:
         return Acquired("joined", holder_of(joined_to, record.tasks[joined_to], now), now)
     if claim.again and _readmit(record, claim, now):
         return _created(record, claim, now)
+    if claim.again and claim.merge and (reply := merge.merged_before(record, claim, now)):
+        return reply
     own = record.tasks.get(claim.task_id)
     if own is not None and not own.terminal:
         # Two messages of one id would share one record and could not be distinguished.
-        return _conflict(record, claim, claim.task_id, now)
-    blockers = _blockers(record, claim, now)
-    kept = _kept_from(record, claim, blockers)
+        return _merge_or_conflict(record, claim, claim.task_id, now)
+    found = blockers(record, claim.states, claim.window_ms, now)
+    kept = _kept_from(record, claim, found)
     if kept:
         return _conflict(record, claim, kept, now)
-    active = [i for i in blockers if record.tasks[i].running]
-    waiting = [i for i in blockers if not record.tasks[i].running and not record.tasks[i].terminal]
+    if claim.merge:
+        last = merge.last_in_line(record, found) if len(found) >= claim.limit else ""
+        if last and merge.takes(record, last, claim):
+            return merge.merge(record, claim, last, now)
+        return _create_replacing(record, claim, [], last, now)
+    active = [i for i in found if record.tasks[i].running]
+    waiting = [i for i in found if not record.tasks[i].running and not record.tasks[i].terminal]
+    if claim.limit > 1:
+        found, active, waiting = lanes.beyond_limit(record, claim, found, active, waiting)
     after = _predecessor(record, claim, active, waiting, now)
-    if after or not blockers or (claim.on_conflict in REPLACING and not active):
+    if after or not found or (claim.on_conflict in REPLACING and not active):
         return _create_replacing(record, claim, [i for i in waiting if i != after], after, now)
-    return _conflict(record, claim, (active or blockers)[-1], now)
+    return _conflict(record, claim, (active or found)[-1], now)
+
+
+def _admit_or_park(record: Record, claim: Claim, now: int) -> Acquired:
+    """With ``queue``: create the task if it is within its limit and no other call waits."""
+    if lanes.is_parked(record, claim.task_id):
+        return lanes.queued(record, claim, now)
+    if claim.again and _readmit(record, claim, now):
+        return _created(record, claim, now)
+    own = record.tasks.get(claim.task_id)
+    if own is not None and not own.terminal:
+        return _conflict(record, claim, claim.task_id, now)
+    found = blockers(record, claim.states, claim.window_ms, now)
+    if len(found) < claim.limit and not lanes.waits(record):
+        return _create_replacing(record, claim, [], "", now)
+    refused = lanes.full(record, claim, found, now)
+    if refused is not None:
+        return refused
+    stop_following(record, claim.task_id)
+    acquired = lanes.park(record, claim, found, now)
+    set_due_time(record, now)
+    return acquired
+
+
+def _merge_or_conflict(record: Record, claim: Claim, holder: str, now: int) -> Acquired:
+    if claim.merge and merge.takes(record, holder, claim):
+        return merge.merge(record, claim, holder, now)
+    return _conflict(record, claim, holder, now)
 
 
 def _predecessor(
@@ -68,7 +108,7 @@ def _conflict(record: Record, claim: Claim, holder: str, now: int) -> Acquired:
 def _outcome(
     claim: Claim, holder: str, task: TaskEntry
 ) -> Literal["rejected", "duplicate", "joined", "ended"]:
-    if claim.on_conflict not in ("ignore", "rerun"):
+    if claim.on_conflict not in ("ignore", "rerun", "queue"):
         return "rejected"
     # Other work behind the same idempotency key has no result for this call.
     if not claim.join or holder == claim.task_id or task.arguments != claim.arguments:
@@ -97,20 +137,10 @@ def _created(record: Record, claim: Claim, now: int) -> Acquired:
     return Acquired("created", None, now, replaced, after, eta, followers)
 
 
-def _blockers(record: Record, claim: Claim, now: int) -> list[str]:
-    """Every task that blocks the call, the newest last."""
-    found = [
-        task_id
-        for task_id, task in record.tasks.items()
-        if _blocks(task, claim, now) and not in_limbo(record, task)
-    ]
-    return sorted(found, key=lambda task_id: record.tasks[task_id].created_at)
-
-
-def _kept_from(record: Record, claim: Claim, blockers: list[str]) -> str:
+def _kept_from(record: Record, claim: Claim, found: list[str]) -> str:
     """Behind an idempotency key: the task that nothing may replace or follow, since it is other
     work, or the same work and done."""
-    for task_id in reversed(blockers):
+    for task_id in reversed(found):
         task = record.tasks[task_id]
         if task.arguments != claim.arguments or (claim.arguments and task.terminal):
             return task_id
@@ -123,6 +153,8 @@ def _create_replacing(
     """Create the task; the waiting ones are in limbo until it is published."""
     task = _create(record, claim, now)
     task.after = after
+    if claim.merge:
+        merge.begin(record, claim)
     replaced = [record.tasks[i] for i in waiting]
     for other in replaced:
         other.by = claim.task_id
@@ -139,14 +171,6 @@ def _create_replacing(
 def _kept_schedule(replaced: list[TaskEntry], now: int) -> int:
     """The ETA of the newest that is still scheduled; 0 for none."""
     return next((task.eta for task in reversed(replaced) if task.eta > now), 0)
-
-
-def _blocks(task: TaskEntry, claim: Claim, now: int) -> bool:
-    if task.released:
-        return False
-    if claim.window_ms and task.created_at + claim.window_ms <= now:
-        return False
-    return any(letter in claim.states for letter in task.counts_as(now))
 
 
 def _create(record: Record, claim: Claim, now: int) -> TaskEntry:

@@ -6,8 +6,10 @@ from typing import Literal
 
 from celery_unique.stores.record import Mark, Record
 
+from . import lanes, merge
+from .blocking import in_limbo
 from .followers import move, set_due_time, stop_following
-from .replace import finalise, in_limbo, restore_replaced
+from .replace import finalise, restore_replaced
 
 
 def confirm(record: Record, task_id: str, lease_ms: int, now: int) -> None:
@@ -29,9 +31,13 @@ def _publish(record: Record, task_id: str, lease_ms: int, now: int) -> None:
 def give_back(record: Record, task_id: str, mark_ms: int, now: int) -> bool:
     record.purge(now)
     task = record.tasks.get(task_id)
-    if task is None or not task.pending or task.copies:
+    if task is None or not task.unstarted:
+        return False
+    # Also where a copy is published: it runs with the payload, and not with its own values.
+    if merge.leave_to_others(record, task_id) or not task.pending or task.copies:
         return False
     restore_replaced(record, task_id, now + mark_ms)
+    merge.drop(record, task_id)
     del record.tasks[task_id]
     # The publish failed, but the message may have arrived: the gate must drop it.
     record.put_mark(task_id, Mark("withdrawn", now + mark_ms), now)
@@ -68,8 +74,11 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
         if alive or task.terminal:
             return "active"
         restore_replaced(record, task_id, now + mark_ms)
+        merge.drop(record, task_id)
         del record.tasks[task_id]
-        stop_following(record, task_id)
+        # A call that has its turn, and may not be published, is completed by the reaper.
+        if not lanes.is_parked(record, task_id):
+            stop_following(record, task_id)
     mark = record.mark_of(task_id, now)
     follows = record.following is not None and task_id in record.followers
     if follows:

@@ -8,6 +8,8 @@ from celery_unique.stores.base import Claim
 from celery_unique.stores.record import Record
 from celery_unique.stores.record_followers import Follower, Following, Joined
 
+from . import lanes
+
 
 def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
     """Let the call follow the holder, whichever task it followed before."""
@@ -49,7 +51,7 @@ def attached_to(record: Record, follower_id: str, now: int) -> str:
     """The living task that it follows; itself, if it is promoted; empty for none."""
     following = record.following
     joined = record.followers.get(follower_id) if following else None
-    if following is None or joined is None:
+    if following is None or joined is None or joined.parked is not None:
         return ""
     holder = following.holder_of(follower_id, joined)
     return holder if orphaned_at(record, holder, now) > now else ""
@@ -60,6 +62,8 @@ def stop_following(record: Record, follower_id: str) -> None:
     following = record.following
     joined = record.followers.pop(follower_id, None) if following else None
     if following is not None and joined is not None:
+        if joined.parked is not None:
+            lanes.leave(record, follower_id, joined.parked)
         leave_group(following, follower_id, joined)
 
 
@@ -78,10 +82,12 @@ def move(record: Record, follower_id: str, holder: str) -> None:
     joined = record.followers.get(follower_id)
     if following is None or joined is None:
         return
+    if joined.parked is not None:
+        lanes.leave(record, follower_id, joined.parked)
     leave_group(following, follower_id, joined)
     group = following.group_for(holder)
     following.groups[group].count += 1
-    record.followers[follower_id] = replace(joined, group=group)
+    record.followers[follower_id] = replace(joined, group=group, parked=None)
 
 
 def follow_instead(record: Record, holder: str, other: str) -> None:
@@ -116,6 +122,7 @@ def followers_of(record: Record, holder: str | None, now: int) -> list[tuple[str
     followers = [
         (i, Follower(following.holder_of(i, joined), joined.message, not joined.group))
         for i, joined in found
+        if joined.group or i in following.promoted  # the others are parked
     ]
     return [(i, one) for i, one in followers if holder is None or (one.holder == holder != i)]
 
@@ -129,21 +136,30 @@ def set_due_time(record: Record, now: int) -> None:
     """Set when a worker should reap the followers: at the first moment at which one of them may
     have lost its holder.
 
-    Called by every act that changes what they wait for, but never for a longer lease: then a
-    reaper comes too early, finds the holder alive and comes again.
+    Called by every act that changes what they wait for; for a longer lease only if calls are
+    parked. Else a reaper comes too early, finds the holder alive and comes again.
     """
     following = record.following
     if not following:
         record.following = None
         return
+    call_at = lanes.due_at(record, now) if following.lane is not None else None
+    if not following.lane:
+        following.lane = None
     holders = [group.holder for group in following.groups.values()]
-    earliest = min(orphaned_at(record, i, now) for i in [*holders, *following.promoted])
-    busy = earliest <= now or following.promoted
+    orphaned = [orphaned_at(record, i, now) for i in [*holders, *following.promoted]]
+    earliest = min(orphaned, default=call_at)
+    if earliest is None:  # parked calls alone, and the store has lost them
+        record.following = None
+        return
+    busy = orphaned and (earliest <= now or following.promoted)
     if following.reaper_until > now and busy:
         following.due_at = max(earliest, following.reaper_until)
     else:
         following.due_at = earliest
         following.reaper, following.reaper_until = "", 0
+    if call_at is not None:
+        following.due_at = min(following.due_at, call_at)
 
 
 def orphaned_at(record: Record, task_id: str, now: int) -> int:

@@ -8,15 +8,21 @@ from celery_unique.stores.base import ORPHANS_AT_ONCE, Orphan, Promotion
 from celery_unique.stores.record import Mark, Record, TaskEntry
 from celery_unique.stores.record_followers import Following, Joined
 
+from . import lanes, merge
+from .blocking import in_limbo
 from .followers import age, follow_instead, leave_group, move, orphaned_at, set_due_time
-from .replace import in_limbo
 
 
 def reap(record: Record, reaper: str, claim_ms: int, now: int) -> list[Orphan]:
     record.purge(now)
+    called = [
+        Orphan(c.task_id, c.task_id, c.message, c.again, "called") for c in lanes.call(record, now)
+    ]
+    if called:
+        set_due_time(record, now)
     following = record.following
     if following is None or _claimed_by_another(following, reaper, now):
-        return []
+        return called
     lost = {
         name
         for name, group in following.groups.items()
@@ -32,9 +38,9 @@ def reap(record: Record, reaper: str, claim_ms: int, now: int) -> list[Orphan]:
             if joined.group in lost or i in unconfirmed
         ]
         found.sort(key=lambda one: (one[1].group != "", *age(one)))
-        return [_orphan(record, following, *one, now) for one in found[:ORPHANS_AT_ONCE]]
+        return called + [_orphan(record, following, *one, now) for one in found[:ORPHANS_AT_ONCE]]
     set_due_time(record, now)
-    return []
+    return called
 
 
 def _claimed_by_another(following: Following, reaper: str, now: int) -> bool:
@@ -59,14 +65,20 @@ def promote(
     joined = record.followers.get(follower_id) if following else None
     if following is None or joined is None or _claimed_by_another(following, reaper, now):
         return "gone"
+    if joined.parked is not None:
+        return "gone"  # it waits for its turn, and for no task
     holder = following.holder_of(follower_id, joined)
     if orphaned_at(record, holder, now) > now:
         # This reaper promoted it before and may have lost the reply: publish it again.
         mine = following.reaper == reaper and following.reaper_until > now
         return "follows" if joined.group else "publish" if mine else "gone"
     other = _other_task(record, (follower_id, holder), joined.arguments, now)
-    if other:
+    merged = merge.waits_for_a_run(record, follower_id, holder)
+    takes_payload = bool(other) and record.tasks[other].merges and record.tasks[other].unstarted
+    if other and (takes_payload or not merged):
         follow_instead(record, holder, other)
+        if merged:
+            merge.hand_over(record, holder, other)
         if not joined.group:
             # Its message may be published: the gate drops it. The result comes from the other.
             record.tasks.pop(follower_id, None)
@@ -75,6 +87,9 @@ def promote(
         set_due_time(record, now)
         return "follows"
     _become_task(record, follower_id, joined, grace_ms, now)
+    if merged:  # no other task runs with its values
+        merge.hand_over(record, holder, follower_id)
+        record.tasks[follower_id].after = other
     follow_instead(record, holder, follower_id)
     set_due_time(record, now)
     return "publish"

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from celery_unique.stores.record import Mark, Record, TaskEntry
+from celery_unique.stores.record import Mark, Record
 
+from . import merge
 from .followers import follow_instead
-
-
-def in_limbo(record: Record, task: TaskEntry) -> bool:
-    """Whether a replacement of the task exists that is not published yet: it neither blocks a
-    call nor starts, but it is not gone either."""
-    while task.by:
-        replacement = record.tasks.get(task.by)
-        if replacement is None:
-            return False
-        if not replacement.released:
-            return True
-        task = replacement
-    return False
 
 
 def replaced_by(record: Record, task_id: str) -> list[str]:
@@ -36,6 +24,7 @@ def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
     for other_id in replaced_by(record, task_id):
         other = record.tasks[other_id]
         if not other.running:
+            merge.drop(record, other_id)
             del record.tasks[other_id]
             if other.in_canvas or other.expected:
                 record.tasks[task_id].flag("f")

@@ -7,8 +7,10 @@ from dataclasses import replace
 from celery_unique.stores.base import Finish, Finished, Held, Start, Started
 from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntry, is_kept
 
+from . import lanes, merge
+from .blocking import in_limbo
 from .followers import is_followed, number_of_followers, set_due_time, stop_following
-from .replace import finalise, in_limbo, restore_replaced
+from .replace import finalise, restore_replaced
 
 
 def start(record: Record, start: Start, now_us: int) -> Started:
@@ -24,16 +26,22 @@ def start(record: Record, start: Start, now_us: int) -> Started:
         if task.terminal and not task.ending and not task.rejected:
             return Started("done")
         if task.delivery == start.delivery:
-            return Started("done") if task.ending else Started("run", task.token)
+            if task.ending:
+                return Started("done")
+            payload = merge.payload_of(record, start.task_id)
+            return Started("run", task.token, payload=payload)
         if task.delivery and task.delivery_lease > now:
             task.flag("m")
             return Started("wait")
         if in_limbo(record, task) or _predecessor_lives(record, task):
             return Started("wait")
+        if task.merges and task.unstarted and task.eta > now:
+            return Started("wait", wait_ms=task.eta - now)  # calls have postponed it
     lost = task is None
     if task is None:
         task = _from_header(start, now)
         record.tasks[start.task_id] = task
+        merge.find_again(record, start)
     elif task.delivery:
         task.flag("m")  # taken over: the first delivery's message may be redelivered
     record.token = max(record.token + 1, now_us)
@@ -51,7 +59,8 @@ def start(record: Record, start: Start, now_us: int) -> Started:
     finalise(record, start.task_id, now + start.mark_ms, now)
     stop_following(record, start.task_id)  # it runs itself
     set_due_time(record, now)
-    return Started("run", task.token, lost)
+    merge.keep(record, start.task_id)
+    return Started("run", task.token, lost, payload=merge.payload_of(record, start.task_id))
 
 
 def _predecessor_lives(record: Record, task: TaskEntry) -> bool:
@@ -85,6 +94,8 @@ def renew(record: Record, held: Held, now: int) -> int:
         task.delivery_lease = max(task.delivery_lease, now + held.run_lease_ms)
         if held.copies:
             task.flag("m")
+        _keep_waiting(record, now)
+        merge.keep(record, held.task_id)
         return 1 + number_of_followers(record, held.task_id)
     mark = record.mark_of(held.task_id, now)
     if mark is not None:  # also beside a kept task: this message must still find it
@@ -96,6 +107,7 @@ def renew(record: Record, held: Held, now: int) -> int:
         task.lease = max(task.lease, max(now, task.eta) + held.lease_ms)
         if held.copies:
             task.flag("m")
+        merge.keep(record, held.task_id)
         if held.returned:
             task.held_until = 0
         if held.held_ms and not task.running:
@@ -105,9 +117,17 @@ def renew(record: Record, held: Held, now: int) -> int:
             finalise(record, held.task_id, now + held.lease_ms, now)
             stop_following(record, held.task_id)
             set_due_time(record, now)
+        _keep_waiting(record, now)
     if task is None and mark is None:
         return 0
     return 1 + number_of_followers(record, held.task_id)
+
+
+def _keep_waiting(record: Record, now: int) -> None:
+    """Parked calls wait for a longer lease: no worker needs to look at them before that, so that
+    waiting costs no commands."""
+    if record.following is not None and record.following.lane is not None:
+        set_due_time(record, now)
 
 
 def retry(
@@ -124,6 +144,7 @@ def retry(
     task.lease = now + lease_ms
     if copies:
         task.flag("m")
+    merge.keep(record, task_id)
     set_due_time(record, now)
 
 
@@ -149,12 +170,14 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
             task.lease = max(task.lease, _kept_until(task, finish, now))
         if followed:  # no other worker completes them while this delivery is believed alive
             task.delivery_lease = max(task.delivery_lease, now + finish.run_lease_ms)
+        called = lanes.call(record, now)
         set_due_time(record, now)
-        return Finished("ended", True, task.duplicates, followed)
+        return Finished("ended", True, task.duplicates, followed, called)
     duplicates = task.duplicates
     _conclude(record, finish, now)
+    called = lanes.call(record, now)
     set_due_time(record, now)
-    return Finished("ended", False, duplicates)
+    return Finished("ended", False, duplicates, called=called)
 
 
 def _end_limbo(record: Record, finish: Finish, now: int) -> None:
@@ -186,6 +209,7 @@ def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:
 def _conclude(record: Record, finish: Finish, now: int) -> None:
     """Remove the task, or keep it in its final state as its policy asks."""
     task = record.tasks[finish.task_id]
+    merge.drop(record, finish.task_id)
     letter = LETTER_OF[finish.state]
     keep_until = _kept_until(task, finish, now)
     if letter not in task.keep or keep_until <= now:

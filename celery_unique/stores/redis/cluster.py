@@ -28,13 +28,15 @@ from celery_unique.stores.record import Record
 from .commands import BATCH
 from .connections import Command, ConnectFailed, Connections
 from .failover_connections import FailoverConnections, Pending
-from .scripts import ACQUIRE, RECORD_ONLY
+from .scripts import ACQUIRE, MERGE, RECORD_ONLY
 from .store import RedisStore, recent_keys
 from .url import Cluster, cluster_of
 
 #: Commands without a key: any node can run them.
 KEYLESS = frozenset({"TIME", "PING", "SCAN"})
 SCRIPTED = frozenset({"EVAL", "EVALSHA"})
+#: These need all of their keys: while a slot is moved, a merged call waits for that.
+_MERGING = frozenset({MERGE.sha, MERGE.body})
 #: Not run: no node serves the slot at the moment.
 NOT_NOW = frozenset({"CLUSTERDOWN", "MASTERDOWN"})
 
@@ -241,7 +243,7 @@ def _name_fewer_keys(pending: Pending) -> None:
     """
     whole = pending.whole or pending.command
     name, script, number, *rest = whole
-    if name not in SCRIPTED or number != 4:
+    if name not in SCRIPTED or script in _MERGING or number not in (4, 5):
         return
     pending.whole = whole
     adds_a_follower = script in (ACQUIRE.sha, ACQUIRE.body) and rest[-3] != ""  # claim.join
@@ -251,7 +253,9 @@ def _name_fewer_keys(pending: Pending) -> None:
 def _name_only(pending: Pending, number: int) -> None:
     """Name so many keys, as the script has requested: with the record the marks beside it, or the
     followers and the due set, or all of them."""
-    name, script, _, record, followers, due, marks, *rest = pending.whole or pending.command
+    name, script, named, *rest = pending.whole or pending.command
+    record, followers, due, marks = rest[:4]
+    rest = rest[named:]  # without the payloads, too: they expire by themselves
     some = {1: (record,), 2: (record, marks), 3: (record, followers, due)}
     keys = some.get(number, (record, followers, due, marks))
     pending.command = (name, script, len(keys), *keys, *rest)

@@ -23,14 +23,14 @@ from celery_unique.stores.record_followers import UNREADABLE, unreadable
 
 from .connections import AnyConnections, Command, Resend
 from .layout import Layout
-from .scripts import Script
+from .scripts import BY_SHA, Script
 
 #: Commands sent before their replies are read.
 BATCH = 500
 #: The position of the record's name in a command.
 RECORD = 3
-#: That of the queue, in a command that pushes a message.
-QUEUE = 7
+#: That of the queue, in a command that pushes a message, by the number of its keys.
+QUEUE = {3: 4, 6: 7}
 #: What a script puts in front of the server's error about the queue.
 QUEUE_REFUSED = "QUEUE "
 
@@ -153,7 +153,9 @@ class Commands:
             # The first command brings the script and the server keeps it: SCRIPT FLUSH, a restart
             # and a fail-over cost one more round trip, in a cluster one for each server.
             again = [commands[n] for n in missing]
-            again[0] = script.whole(again[0])
+            absent = {command[1]: n for n, command in reversed(list(enumerate(again)))}
+            for sha, n in absent.items():  # a batch may have merged calls among others
+                again[n] = BY_SHA.get(sha, script).whole(again[n])
             for n, reply in zip(missing, self._connections.exchange(again, resend), strict=True):
                 replies[n] = reply
         for n, reply in enumerate(replies):
@@ -208,7 +210,7 @@ class Commands:
     def _error(self, command: Command, reply: ResponseError) -> StoreUnavailable:
         text = str(reply)
         if text.startswith(QUEUE_REFUSED):
-            problem = f"refused to push to the queue {command[QUEUE]}: "
+            problem = f"refused to push to the queue {command[QUEUE[command[2]]]}: "
             reply = ResponseError(problem + text.removeprefix(QUEUE_REFUSED))
         elif is_about_the_record(reply):
             return self.unreadable(command[RECORD], reply)

@@ -284,13 +284,13 @@ def _packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
         return connection.pack_commands(commands)  # type: ignore[no-any-return]
     # hiredis gets text only: it converts a number by calling Python, and a signal handler that
     # raises at that moment ends the process with a segmentation fault.
-    texts = [
-        tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
+    packed = [
+        pack_command(
+            tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
+        )
         for command in commands
     ]
-    if len(texts) == 1:
-        return [pack_command(texts[0])]
-    return [b"".join([pack_command(text) for text in texts])]
+    return packed if len(packed) == 1 else [b"".join(packed)]
 
 
 def set_deadline(connection: Connection, deadline: float) -> None:

@@ -179,7 +179,8 @@ def _persistence(info: dict[str, str], snapshots: bool | None) -> Iterator[Findi
             "persistence",
             "note",
             "the server writes snapshots only: after a crash, locks taken since the last one "
-            "are gone, and so can be calls of a canvas that follow a task",
+            "are gone, and so are parked calls and merged values, and calls of a canvas that "
+            "follow a task can be",
             "switch the append-only file on (appendonly yes)",
         )
         return
@@ -187,6 +188,7 @@ def _persistence(info: dict[str, str], snapshots: bool | None) -> Iterator[Findi
         "persistence",
         "warning",
         "the server writes nothing to disk: after a restart every key is free, while tasks "
-        "wait and run, and calls of a canvas that follow such a task can be lost",
+        "wait and run; parked calls and merged values are lost, and calls of a canvas that "
+        "follow such a task can be",
         "switch the append-only file on (appendonly yes)",
     )

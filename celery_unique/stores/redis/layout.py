@@ -14,6 +14,9 @@ holds them, a field for each, and the key is in the bucket's sorted set ``...cu:
 Marks beyond the first 16 are in another hash, ``...cu:{<bucket>}m:<key>``, a field for each id.
 While there are any, the record has a field ``m:`` without an id: until when, and how many.
 
+While tasks of the key have payloads, the values of merged calls, a hash
+``...cu:{<bucket>}p:<key>`` holds these.
+
 A call whose message was pushed by the store leaves a receipt, ``...cu:{<bucket>}r:<attempt>``: the
 reply, as JSON. It expires soon.
 """
@@ -52,6 +55,7 @@ class Layout:
         self._followers_tail = f"}}f{place}:"
         self._due_tail = f"}}due{place}"
         self._marks_tail = f"}}m{place}:"
+        self._payloads_tail = f"}}p{place}:"
         self._receipts_tail = f"}}r{place}:"
         #: The prefixes of the names in each bucket; the whole name of its due set.
         self._starts = [
@@ -78,6 +82,9 @@ class Layout:
 
     def receipt_of(self, key: str, attempt: str) -> str:
         return f"{self._head}{bucket_of(key)}{self._receipts_tail}{attempt}"
+
+    def payloads_of(self, key: str) -> str:
+        return f"{self._head}{bucket_of(key)}{self._payloads_tail}{key}"
 
     def due_sets(self) -> list[str]:
         return [due for _, _, due, _ in self._starts]

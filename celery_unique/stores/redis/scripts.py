@@ -40,7 +40,13 @@ def _with_includes(text: bytes) -> bytes:
 
 
 ACQUIRE = load("acquire")
+PROBE = load("probe")
 PUBLISH = load("publish")
+PUBLISH_PLAIN = load("publish_plain")
+#: Of a call that is merged, in place of these two.
+MERGE = load("merge")
+MERGE_PUBLISH = load("merge_publish")
+UNMERGE = load("unmerge")
 WITHDRAW = load("withdraw")
 CONFIRM = load("confirm")
 GIVE_BACK = load("give_back")
@@ -69,3 +75,6 @@ FOLLOWERS = load("followers")
 COMPLETE_FOLLOWER = load("complete_follower")
 REAP = load("reap")
 PROMOTE = load("promote")
+PARKED = load("parked")
+
+BY_SHA = {each.sha: each for each in list(globals().values()) if isinstance(each, Script)}

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
@@ -18,6 +19,7 @@ from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import (
     ORPHANS_AT_ONCE,
     Acquired,
+    Called,
     Claim,
     Confirmed,
     Finish,
@@ -34,13 +36,15 @@ from celery_unique.stores.base import (
 )
 from celery_unique.stores.bounded import BoundedDict
 from celery_unique.stores.diagnosis import Diagnosis
-from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record
+from celery_unique.stores.record import LETTER_OF, STATE_OF, Mark, Record, State
 from celery_unique.stores.record_followers import UNREADABLE, Follower
+from celery_unique.stores.record_payloads import line_head
 
 from . import scripts
 from .commands import BATCH, Commands, is_about_the_record
 from .connections import AnyConnections, Command, Connections
 from .layout import Layout, joined_of, record_of
+from .scripts import Script
 from .url import address_of
 
 logger = logging.getLogger("celery_unique")
@@ -162,23 +166,32 @@ class RedisStore:
     def begin_publish(
         self, pushes: Sequence[tuple[str, Claim, Push]]
     ) -> Callable[[], list[Acquired | StoreUnavailable]]:
-        commands = [self._publish_command(*one) for one in pushes]
-        wait = self._commands.begin_all(scripts.PUBLISH, commands[:BATCH], _resend)
-        return partial(self._receive_published, wait, pushes, commands[BATCH:])
+        is_plain = all(_is_plain(claim) for _, claim, _ in pushes)
+        script = scripts.PUBLISH_PLAIN if is_plain else scripts.PUBLISH
+        command_of = self._publish_plain_command if is_plain else self._publish_command
+        commands = [command_of(*one) for one in pushes]
+        wait = self._commands.begin_all(script, commands[:BATCH], _resend)
+        return partial(self._receive_published, wait, pushes, script, commands[BATCH:])
 
     def _receive_published(
         self,
         wait: Callable[[], list[Any]],
         pushes: Sequence[tuple[str, Claim, Push]],
+        script: Script,
         more: list[Command],
     ) -> list[Acquired | StoreUnavailable]:
         replies = wait()
-        for first in range(0, len(more), BATCH):
-            batch = more[first : first + BATCH]
-            try:
-                replies += self._commands.run_all(scripts.PUBLISH, batch, _resend)
-            except StoreUnavailable as error:
-                replies += [error] * len(batch)
+        if more:
+            replies += self._run_rest(script, more)
+        undecided = [n for n, reply in enumerate(replies) if reply in ([0], [1])]
+        if undecided:  # the record of the key has more than the short script reads
+            whole = [self._publish_command(*pushes[n]) for n in undecided]
+            whole = [
+                _resend(command) if replies[n] == [1] else command
+                for n, command in zip(undecided, whole, strict=True)
+            ]
+            for n, reply in zip(undecided, self._run_rest(scripts.PUBLISH, whole), strict=True):
+                replies[n] = reply
         acquired: list[Acquired | StoreUnavailable] = []
         for reply, (key, claim, _) in zip(replies, pushes, strict=True):
             if isinstance(reply, int):  # nearly every one
@@ -186,6 +199,33 @@ class RedisStore:
             else:
                 acquired += self._all_acquired([reply], [(key, claim)])
         return acquired
+
+    def _run_rest(self, script: Script, commands: list[Command]) -> list[Any]:
+        """Replies to publishes behind others that have theirs: an error is a reply, too."""
+        replies: list[Any] = []
+        for first in range(0, len(commands), BATCH):
+            batch = commands[first : first + BATCH]
+            try:
+                replies += self._commands.run_all(script, batch, _resend)
+            except StoreUnavailable as error:
+                replies += [error] * len(batch)
+        return replies
+
+    def _publish_plain_command(self, key: str, claim: Claim, push: Push) -> Command:
+        arguments = (
+            claim.task_id,
+            claim.task_name,
+            claim.states,
+            push.lease_ms,
+            self._receipt_ms,
+            push.head,
+            push.middle + push.tail,
+            claim.parent,
+            _flag(claim.again),  # the last one: see _resend
+        )
+        record = self._layout.names_of(key).record
+        names = (record, push.queue, self._layout.receipt_of(key, push.attempt))
+        return self._commands.command(scripts.PUBLISH_PLAIN, names, *arguments)
 
     def _publish_command(self, key: str, claim: Claim, push: Push) -> Command:
         arguments = (
@@ -199,13 +239,31 @@ class RedisStore:
             push.head,
             push.middle,
             push.tail,
+            *(_merged_values(claim) if claim.merge else ()),
             _flag(claim.again),  # the last one: see _resend
         )
         names = self._layout.names_of(key)
         receipt = self._layout.receipt_of(key, push.attempt)
+        if claim.merge:
+            keys = (*names, push.queue, receipt, self._layout.payloads_of(key))
+            return self._commands.command(scripts.MERGE_PUBLISH, keys, *arguments)
         return self._commands.command(scripts.PUBLISH, (*names, push.queue, receipt), *arguments)
 
+    def _payloads(self, key: str, merges: object) -> tuple[str, ...]:
+        """The key that a script needs as well if its task has, or may have, a payload."""
+        return (self._layout.payloads_of(key),) if merges else ()
+
+    def _names(self, key: str, merges: object) -> Sequence[str]:
+        names = self._layout.names_of(key)
+        return (*names, self._layout.payloads_of(key)) if merges else names
+
     def probe(self, key: str, claim: Claim) -> Acquired | None:
+        if not (claim.task_id or claim.join) and _strategy(claim) in _LEAVES_HOLDER:
+            names, facts = (self._layout.names_of(key).record,), (claim.states, claim.window_ms)
+            command = self._commands.command(scripts.PROBE, names, *facts, claim.parent)
+            reply = self._commands.run_one(scripts.PROBE, command)
+            if reply is not None:
+                return None if reply == 0 else self._acquired(key, reply, claim)
         command = (*self._acquire_command(key, claim)[:-1], "?")
         reply = self._commands.run_one(scripts.ACQUIRE, command)
         return None if reply is None else self._acquired(key, reply, claim)
@@ -214,9 +272,9 @@ class RedisStore:
         self, key: str, task_id: str, attempt: str, mark_ms: int
     ) -> Literal["withdrawn", "active"]:
         arguments = (task_id, _attempt_mark(task_id, attempt), mark_ms)
-        receipt = self._layout.receipt_of(key, attempt)
+        more_keys = (self._layout.receipt_of(key, attempt), self._layout.payloads_of(key))
         reply: Literal["withdrawn", "active"]
-        reply = self._commands.run(scripts.WITHDRAW, key, *arguments, more_keys=(receipt,)).decode()
+        reply = self._commands.run(scripts.WITHDRAW, key, *arguments, more_keys=more_keys).decode()
         return reply
 
     def begin_acquire(self, key: str, claim: Claim) -> Callable[[], Acquired]:
@@ -253,13 +311,14 @@ class RedisStore:
 
     def _acquire_command(self, key: str, claim: Claim) -> Command:
         return self._commands.command(
-            scripts.ACQUIRE,
-            self._layout.names_of(key),
+            scripts.MERGE if claim.merge else scripts.ACQUIRE,
+            self._names(key, claim.merge),
             claim.task_id,
             claim.task_name,
             claim.states,
             claim.grace_ms,
             *_claim_arguments(claim),  # its last but one is third from the end: see cluster.py
+            *(_merged_values(claim) if claim.merge else ()),
             _flag(claim.again),  # the last one: see _resend
         )
 
@@ -276,7 +335,13 @@ class RedisStore:
         ]
 
     def give_back(self, key: str, task_id: str, mark_ms: int) -> bool:
-        return bool(self._commands.run(scripts.GIVE_BACK, key, task_id, mark_ms))
+        arguments = (task_id, mark_ms, line_head(task_id))
+        payloads = self._payloads(key, True)
+        return bool(self._commands.run(scripts.GIVE_BACK, key, *arguments, more_keys=payloads))
+
+    def unmerge(self, key: str, call_id: str) -> bool:
+        arguments, payloads = (call_id, line_head(call_id)), self._payloads(key, True)
+        return bool(self._commands.run(scripts.UNMERGE, key, *arguments, more_keys=payloads))
 
     def help(
         self, key: str, task_id: str, claim_ms: int = 0
@@ -287,7 +352,8 @@ class RedisStore:
 
     def cancel(self, key: str, task_id: str, mark_ms: int) -> Literal["cancelled", "active"]:
         reply: Literal["cancelled", "active"]
-        reply = self._commands.run(scripts.CANCEL, key, task_id, mark_ms).decode()
+        arguments, payloads = (task_id, mark_ms), self._payloads(key, True)
+        reply = self._commands.run(scripts.CANCEL, key, *arguments, more_keys=payloads).decode()
         return reply
 
     def release(self, key: str, task_id: str | None = None, lease: int = 0) -> int:
@@ -301,7 +367,8 @@ class RedisStore:
     def _delete(self, key: str) -> int:
         """Delete everything that is stored of a key, readable or not."""
         names = self._layout.names_of(key)
-        deletes = [("DEL", name) for name in (names.record, names.followers, names.marks)]
+        stored = (names.record, names.followers, names.marks, self._layout.payloads_of(key))
+        deletes = [("DEL", name) for name in stored]
         commands = [*deletes, ("ZREM", names.due, names.record)]
         deleted, *_ = self._commands.exchange(commands, [names.record])
         return int(self._commands.check([deleted])[0])
@@ -321,12 +388,20 @@ class RedisStore:
             start.keep,
             start.arguments,
             start.mark_ms,
+            more_keys=self._payloads(key, start.merge),
         )
         if isinstance(reply, int):
             return Started("run", reply)
         verdict, *facts = reply
         if verdict == b"run":
-            return Started("run", facts[0], bool(facts[1]))
+            payload = facts[2].decode() if len(facts) > 2 else ""
+            return Started("run", facts[0], bool(facts[1]), payload=payload)
+        if verdict == b"wait":
+            return Started("wait", wait_ms=facts[0] if facts else 0)
+        if verdict == b"keys":  # a copy of its message, by a call that merges nothing
+            if start.merge:
+                return Started("wait")  # a cluster moves the slot, and not all keys can be named
+            return self.start(key, replace(start, merge=True))
         mark, by = (fact.decode() for fact in facts or (b"", b""))
         return Started(verdict.decode(), mark=mark, by=by)
 
@@ -334,7 +409,7 @@ class RedisStore:
         commands = [
             self._commands.command(
                 scripts.RENEW,
-                self._layout.names_of(one.key),
+                self._names(one.key, one.merge),
                 one.task_id,
                 one.delivery,
                 one.lease_ms,
@@ -351,10 +426,12 @@ class RedisStore:
 
     def retry(self, key: str, task_id: str, delivery: str, lease_ms: int, copies: bool) -> None:
         # Not fire-and-forget: the message of the retry is published, and its worker would wait.
-        self._commands.run(scripts.RETRY, key, task_id, delivery, lease_ms, _flag(copies))
+        arguments = (task_id, delivery, lease_ms, _flag(copies))
+        self._commands.run(scripts.RETRY, key, *arguments, more_keys=self._payloads(key, True))
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        return _finished(self._commands.run(scripts.FINISH, key, *_finish_arguments(finish)))
+        arguments, payloads = _finish_arguments(finish), self._payloads(key, finish.merge)
+        return _finished(self._commands.run(scripts.FINISH, key, *arguments, more_keys=payloads))
 
     def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
         reply = self._commands.run(
@@ -365,14 +442,14 @@ class RedisStore:
             result.tail,
             result.expires_s,
             _flag(result.unless_stored),
-            more_keys=(result.key,),
+            more_keys=(result.key, *self._payloads(key, finish.merge)),
         )
         return _finished(reply)
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         command = self._commands.command(
             scripts.SETTLE,
-            self._layout.names_of(key),
+            self._names(key, finish.merge),
             finish.task_id,
             finish.delivery,
             LETTER_OF[finish.state],
@@ -458,6 +535,11 @@ class RedisStore:
         orphans = []
         with self._commands.reading(key):
             for follower_id, holder, fate, value in zip(*[iter(reply)] * 4, strict=True):
+                if fate == b"called":
+                    called, message = follower_id.decode(), value[1:].decode()
+                    again = holder == b"again"
+                    orphans.append(Orphan(called, called, message, again, "called"))
+                    continue
                 joined = joined_of(value)
                 facts = (joined.message, not joined.group, fate.decode())
                 orphans.append(Orphan(follower_id.decode(), holder.decode(), *facts))
@@ -466,9 +548,14 @@ class RedisStore:
     def promote(
         self, key: str, follower_id: str, reaper: str, grace_ms: int, mark_ms: int
     ) -> Promotion:
-        arguments = (follower_id, reaper, grace_ms, mark_ms)
-        reply: Promotion = self._commands.run(scripts.PROMOTE, key, *arguments).decode()
+        arguments = (follower_id, reaper, grace_ms, mark_ms, line_head(follower_id))
+        payloads = self._payloads(key, True)
+        reply: Promotion
+        reply = self._commands.run(scripts.PROMOTE, key, *arguments, more_keys=payloads).decode()
         return reply
+
+    def parked(self, key: str) -> list[str]:
+        return [task_id.decode() for task_id in self._commands.run(scripts.PARKED, key)]
 
     # -- reading -------------------------------------------------------------
     def read(self, key: str) -> tuple[Record, int]:
@@ -552,9 +639,42 @@ def _flag(value: bool) -> str:
     return "1" if value else ""
 
 
+def _strategy(claim: Claim) -> str:
+    """The strategy, with what only calls need that are parked, or that have a limit."""
+    if claim.limit == 1 and claim.on_conflict != "queue":
+        return claim.on_conflict
+    return f"{claim.on_conflict}:{claim.limit}:{claim.max_queue}:{claim.grace_ms}"
+
+
+def _merged_values(claim: Claim) -> tuple[str | int, ...]:
+    return line_head(claim.task_id), claim.merge, claim.merge_max_bytes
+
+
 _ADMITTING = frozenset(
-    name for script in (scripts.ACQUIRE, scripts.PUBLISH) for name in (script.sha, script.body)
+    name
+    for script in (
+        *(scripts.ACQUIRE, scripts.PUBLISH, scripts.PUBLISH_PLAIN),
+        *(scripts.MERGE, scripts.MERGE_PUBLISH),
+    )
+    for name in (script.sha, script.body)
 )
+
+#: Strategies, without a limit, under which a call that conflicts changes nothing of the task that
+#: blocks it.
+_LEAVES_HOLDER = ("ignore", "reject")
+
+
+def _is_plain(claim: Claim) -> bool:
+    """Whether the short script is enough, unless the record of the key has more than one task."""
+    return _strategy(claim) in _LEAVES_HOLDER and not (
+        claim.keep
+        or claim.join
+        or claim.delay_ms
+        or claim.window_ms
+        or claim.keep_ms
+        or claim.arguments
+        or claim.canvas
+    )
 
 
 def _resend(command: Command) -> Command:
@@ -578,7 +698,7 @@ def _claim_arguments(claim: Claim) -> tuple[str | int, ...]:
         claim.keep,
         claim.arguments,
         claim.keep_ms,
-        claim.on_conflict,
+        _strategy(claim),
         claim.parent,
         claim.max_wait_ms,
         claim.join,
@@ -606,19 +726,32 @@ def _finished(reply: int | list[Any]) -> Finished:
     verdict, *facts = reply
     if not facts:
         return Finished(verdict.decode())
-    return Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
+    finished = Finished("ended", bool(facts[0]), facts[1], bool(facts[2]))
+    if len(facts) > 3:
+        parts = zip(*[iter(facts[3])] * 3, strict=True)
+        finished.called = tuple(Called(i.decode(), m.decode(), bool(a)) for i, a, m in parts)
+    return finished
+
+
+def _outcome_of_duplicate(claim: Claim) -> Literal["rejected", "duplicate"]:
+    return "duplicate" if claim.on_conflict in ("ignore", "rerun", "queue") else "rejected"
 
 
 def _acquired(reply: Any, claim: Claim) -> Acquired:
     if isinstance(reply, int):
         return Acquired("created", None, reply)
+    if isinstance(reply, bytes):  # the holder waits, as that of nearly every duplicate
+        created_at, lease, now, task_id = reply.split(b" ", 3)
+        since = int(created_at)
+        holder = Holder(task_id.decode(), State.AVAILABLE, since, since + int(lease))
+        return Acquired(_outcome_of_duplicate(claim), holder, int(now))
     if isinstance(reply[0], int):
         now, eta, after, *replaced = reply
         ids = sorted((each[1:].decode(), each[:1] == b"c") for each in replaced)
         followers = tuple(task_id for task_id, in_canvas in ids if in_canvas)
         replaced_ids = tuple(task_id for task_id, _ in ids)
         return Acquired("created", None, now, replaced_ids, after.decode(), eta, followers)
-    task_id, letter, created_at, lease, arguments, now, joined, eta, abandoned = reply
+    task_id, letter, created_at, lease, arguments, now, joined, eta, abandoned, *position = reply
     holder = Holder(
         task_id.decode(),
         STATE_OF[letter.decode()],
@@ -628,8 +761,11 @@ def _acquired(reply: Any, claim: Claim) -> Acquired:
         eta,
         bool(abandoned),
     )
-    outcome: Literal["rejected", "duplicate", "joined", "ended"]
-    outcome = "duplicate" if claim.on_conflict in ("ignore", "rerun") else "rejected"
+    if position:
+        outcome_in_lane: Literal["queued", "full"] = joined.decode()
+        return Acquired(outcome_in_lane, holder if task_id else None, now, position=position[0])
+    outcome: Literal["rejected", "duplicate", "joined", "ended", "merged"]
+    outcome = _outcome_of_duplicate(claim)
     if joined:
         outcome = joined.decode()
     return Acquired(outcome, holder, now)

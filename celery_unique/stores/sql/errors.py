@@ -52,10 +52,11 @@ def _cure(cause: Any, options: Options) -> str:
     forbidden = _sqlstate(cause) == "42501" or _mysql_code(cause) in NOT_ALLOWED
     if is_missing_table(cause) or forbidden:
         return (
-            f"The tables {options.table}, {options.table}_followers and {options.table}_marks must "
-            "exist, and this user needs SELECT, INSERT, UPDATE and DELETE on them: as a user who "
-            "may create tables, run celery_unique.stores.sql.SqlStore.from_url(url)"
-            ".create_tables(), or the SQL that its ddl() returns."
+            f"The tables {options.table}, {options.table}_followers, {options.table}_marks and "
+            f"{options.table}_payloads must exist, and this user needs SELECT, INSERT, UPDATE and "
+            "DELETE on them: as a user who may create tables, run "
+            "celery_unique.stores.sql.SqlStore.from_url(url).create_tables(), or the SQL that its "
+            "ddl() returns."
         )
     if _sqlstate(cause) == "25006":
         return "This server is read-only: add target_session_attrs=read-write to find the primary."

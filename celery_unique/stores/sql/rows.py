@@ -88,6 +88,8 @@ def sure_states(claim: Claim) -> str:
     """
     if claim.again or claim.join or claim.on_conflict not in ("ignore", "reject"):
         return ""
+    if claim.limit > 1:
+        return ""
     # Waiting is scheduled or available by the ETA: sure only where both block.
     waiting = "pw" if "s" in claim.states and "w" in claim.states else ""
     return "".join(letter for letter in claim.states if letter not in "sw") + waiting

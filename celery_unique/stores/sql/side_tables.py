@@ -1,4 +1,4 @@
-"""The followers and marks of one key, as rows of their tables, within one transaction."""
+"""The followers, marks and payloads of one key, as rows of their tables, within one transaction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_unique.stores.record import LONGEST_ID, Mark
 from celery_unique.stores.record_followers import Joined
+from celery_unique.stores.record_payloads import lines_in, size_of
 
 from .database import Session
 from .statements import Statements
@@ -106,6 +107,88 @@ class MarkRows:
 
     def clear(self) -> None:
         """Nothing to do: they have lapsed, and workers sweep the table."""
+
+
+#: A row of a payload holds lines up to this length: one is added without reading the others.
+CHUNK = 8192
+#: A longer lease reaches the rows of a payload at most once a day.
+DAY_MS = 24 * 3_600_000
+
+
+class PayloadRows:
+    """Payloads of the tasks of one key, as :class:`FollowerRows`."""
+
+    def __init__(self, session: Session, statements: Statements, values: dict[str, Any]) -> None:
+        self._session = session
+        self._statements = statements
+        self._values = values
+
+    def size(self, task_id: str) -> int:
+        return self._last(task_id)[2]
+
+    def _last(self, task_id: str) -> tuple[int, str, int, int]:
+        """Number and lines of the last chunk; the length of all values, and until when."""
+        values = self._values | {"task_id": task_id}
+        found: Any = self._session.execute(self._statements.last_chunk, values).first()
+        return tuple(found) if found else (0, "", 0, 0)
+
+    def text(self, task_id: str) -> str:
+        values = self._values | {"task_id": task_id}
+        rows: Any = self._session.execute(self._statements.payload, values).all()
+        return "".join(lines for (lines,) in rows)
+
+    def append(self, task_id: str, line: str, size: int, until: int) -> None:
+        chunk, lines, total, known_until = self._last(task_id)
+        if not chunk:
+            self.drop(task_id)  # perhaps one that has lapsed
+        if not chunk or len(lines) + len(line) > CHUNK:
+            chunk, lines = chunk + 1, ""
+        until = max(until, known_until)
+        if known_until and chunk > 1:
+            self.keep(task_id, until)
+        row = {
+            "task_id": task_id,
+            "chunk": chunk,
+            "lines": lines + line,
+            "total": total + size,
+            "until": until,
+        }
+        self._session.execute(self._statements.put_chunk, self._values | row).close()
+
+    def remove(self, task_id: str, head: str) -> bool:
+        _, _, total, until = self._last(task_id)
+        lines = lines_in(self.text(task_id))
+        found = next((line for line in lines if line.startswith(head)), None)
+        if found is None:
+            return False
+        lines.remove(found)
+        self.drop(task_id)
+        for n in range(0, len(lines), 100):
+            last = n + 100 >= len(lines)
+            size = total - size_of(found, head) if last else 0
+            self.append(task_id, "".join(lines[n : n + 100]), size, until)
+        return True
+
+    def move(self, task_id: str, other_id: str, until: int) -> None:
+        _, _, total, known_until = self._last(task_id)
+        text = self.text(task_id)
+        self.drop(task_id)
+        if text:
+            self.append(other_id, text, total, max(until, known_until))
+
+    def keep(self, task_id: str, until: int) -> None:
+        values = {"task_id": task_id, "until": until + DAY_MS, "rather_than": until}
+        self._session.execute(self._statements.keep_payload, self._values | values).close()
+
+    def drop(self, task_id: str) -> None:
+        values = self._values | {"task_id": task_id}
+        self._session.execute(self._statements.delete_payload, values).close()
+
+    def purge(self, now: int) -> None:
+        """Nothing to do: what has lapsed is not read, and workers sweep the table."""
+
+    def latest(self) -> int:
+        return 0
 
 
 def _joined(facts: str, message: str) -> Joined:

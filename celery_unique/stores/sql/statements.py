@@ -1,4 +1,4 @@
-"""The SQL of the three tables: locks, followers and marks.
+"""The SQL of the four tables: locks, followers, marks and payloads.
 
 A database differs from others by its :class:`Dialect` here, by the set-up of its driver in
 ``engine`` and by its error codes in ``errors``. MariaDB and MySQL also have statements of their
@@ -105,6 +105,7 @@ class Statements:
         self._table = locks = self._quoted(table)
         self._followers = followers = self._quoted(f"{table}_followers")
         self._marks = marks = self._quoted(f"{table}_marks")
+        self._payloads = payloads = self._quoted(f"{table}_payloads")
         self._name = table.rpartition(".")[2]
         self.begin = dialect.begin
         self.acquire = _text(self._acquire())
@@ -135,13 +136,17 @@ class Statements:
         # A key with followers has rows in the other table too: see ``abandoned``.
         self.sweep = _text(self._sweep(locks, "held", ["lock_key"], f"{lapsed} AND due_at IS NULL"))
         self.sweep_marks = _text(self._sweep(marks, "marked", ["lock_key", "task_id"], lapsed))
+        self.sweep_payloads = _text(
+            self._sweep(payloads, "merged", ["lock_key", "task_id", "chunk"], lapsed)
+        )
         self.due = _text(self._due(self._now_ms()))
         # Keys whose followers were not reaped for so long that they have lapsed.
         self.abandoned = _text(self._due(f"{self._now_ms()} - :kept_ms"))
         self.ping = _text(
             "SELECT "
             + " + ".join(
-                f"(SELECT count(*) FROM {each} WHERE 1 = 0)" for each in (locks, followers, marks)
+                f"(SELECT count(*) FROM {each} WHERE 1 = 0)"
+                for each in (locks, followers, marks, payloads)
             )
         )
         one = f"{THIS} AND follower_id = :follower_id"
@@ -166,10 +171,32 @@ class Statements:
             )
         )
         self.delete_mark = _text(f"DELETE FROM {marks} WHERE {one}")
+        # The plus keeps SQLite from the index on expires_at, in which it would visit the payloads
+        # of all keys: without statistics, a range looks cheaper to it than three equal columns.
+        live = f"{one} AND +expires_at > {self._now_ms()}"
+        self.payload = _text(f"SELECT call_lines FROM {payloads} WHERE {live} ORDER BY chunk")
+        self.last_chunk = _text(
+            f"SELECT chunk, call_lines, total_bytes, expires_at FROM {payloads} "
+            f"WHERE {live} ORDER BY chunk DESC LIMIT 1"
+        )
+        self.put_chunk = _text(
+            f"INSERT INTO {payloads} "
+            "(namespace, lock_key, task_id, chunk, call_lines, total_bytes, expires_at) "
+            "VALUES (:namespace, :key, :task_id, :chunk, :lines, :total, :until) "
+            + self._on_conflict(
+                "namespace, lock_key, task_id, chunk", ("call_lines", "total_bytes", "expires_at")
+            )
+        )
+        self.keep_payload = _text(
+            f"UPDATE {payloads} SET expires_at = :until WHERE {one} AND +expires_at < :rather_than"
+        )
+        self.delete_payload = _text(f"DELETE FROM {payloads} WHERE {one}")
+        self.delete_payloads = _text(f"DELETE FROM {payloads} WHERE {THIS}")
 
     def ddl(self) -> list[str]:
         """The SQL that creates the tables and their indexes."""
         locks, marks = {"expires": "expires_at", "due": "due_at"}, {"marks_expires": "expires_at"}
+        payloads = {"payloads_expires": "expires_at"}
         dialect, text = self._dialect, f"{self._dialect.text:<12}"
         return [
             f"""\
@@ -210,6 +237,18 @@ CREATE TABLE IF NOT EXISTS {self._marks} (
     PRIMARY KEY (namespace, lock_key, task_id){self._declared(marks)}
 ){dialect.table_suffix}""",
             *self._indexes(self._marks, marks),
+            f"""\
+CREATE TABLE IF NOT EXISTS {self._payloads} (
+    namespace      VARCHAR(100) NOT NULL,
+    lock_key       VARCHAR(255) NOT NULL,
+    task_id        VARCHAR(255) NOT NULL,
+    chunk          INTEGER      NOT NULL,
+    call_lines     {text} NOT NULL,
+    total_bytes    BIGINT       NOT NULL,
+    expires_at     BIGINT       NOT NULL,
+    PRIMARY KEY (namespace, lock_key, task_id, chunk){self._declared(payloads)}
+){dialect.followers_suffix}""",
+            *self._indexes(self._payloads, payloads),
         ]
 
     def _declared(self, indexes: dict[str, str]) -> str:

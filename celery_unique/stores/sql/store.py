@@ -5,9 +5,9 @@ on its record, and writes the record only if the row is still the one that was r
 (compare-and-set on its revision). A new key and a plain duplicate, which is nearly every call, take
 one statement.
 
-Followers have a row each in a second table, and marks that have no room in the record in a third.
-An act on a key that has either, or gets its first one, is a transaction in which the key's row is
-locked.
+Followers have a row each in a second table, marks that have no room in the record in a third, and
+payloads some rows in a fourth. An act on a key that has any of these, or gets its first one, is a
+transaction in which the key's row is locked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores import acts
-from celery_unique.stores.base import Acquired, Claim, Finish, Guarantee
+from celery_unique.stores.base import Acquired, Claim, Finish, Guarantee, Start, Started
 from celery_unique.stores.diagnosis import Diagnosis
 from celery_unique.stores.fire_and_forget import FireAndForgetQueue
 from celery_unique.stores.record import Record
@@ -32,7 +32,7 @@ from celery_unique.stores.record_store import RecordedStore
 from .database import Database, Session
 from .diagnosis import diagnose
 from .rows import Row, columns_of, fresh_record, parent_text, sole_task, sure_states
-from .side_tables import FollowerRows, MarkRows
+from .side_tables import FollowerRows, MarkRows, PayloadRows
 from .statements import DIALECTS, Statements
 from .statements_mysql import MySqlStatements
 from .url import Options, read_options
@@ -55,7 +55,7 @@ class _NeedsLock(Exception):
 
 
 class SqlStore(RecordedStore):
-    """Tables of locks, followers and marks, on SQLite, PostgreSQL, MariaDB or MySQL."""
+    """Tables of locks, followers, marks and payloads, on SQLite, PostgreSQL, MariaDB or MySQL."""
 
     guarantee: Guarantee = "strong"
     mechanism = (
@@ -117,6 +117,8 @@ class SqlStore(RecordedStore):
         return self._database.run(acquire_the_rest)
 
     def _acquire(self, session: Session, key: str, claim: Claim, revision: int) -> Acquired:
+        if claim.merge:
+            return self._swap_acquire(session, key, claim, alone=True)
         if not session.has_insert_returning:  # MySQL: as any other act, a read and a write
             return self._swap_acquire(session, key, claim, alone=bool(claim.join))
         values = {
@@ -194,6 +196,7 @@ class SqlStore(RecordedStore):
         if alone:
             record.followers = FollowerRows(session, self._statements, self._values(key))
             record.beside = MarkRows(session, self._statements, self._values(key))
+            record.payloads = PayloadRows(session, self._statements, self._values(key))
         elif _has_rows(record):
             raise _NeedsLock
         record.purge(row.now)
@@ -214,6 +217,15 @@ class SqlStore(RecordedStore):
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
         def act(record: Record, us: int) -> bool:
             return acts.follow(record, claim, holder_id, us // 1000)
+
+        return self._database.run(lambda session: self._swap(session, key, act, alone=True))
+
+    def start(self, key: str, start: Start) -> Started:
+        if not start.merge:
+            return super().start(key, start)
+
+        def act(record: Record, us: int) -> Started:
+            return acts.start(record, start, us)
 
         return self._database.run(lambda session: self._swap(session, key, act, alone=True))
 
@@ -308,6 +320,7 @@ class SqlStore(RecordedStore):
         def delete(session: Session) -> int:
             with self._alone(session, key):
                 session.execute(self._statements.delete_followers, self._values(key)).close()
+                session.execute(self._statements.delete_payloads, self._values(key)).close()
                 return session.execute(self._statements.delete_any, self._values(key)).rowcount
 
         return self._database.run(delete)
@@ -358,7 +371,10 @@ class SqlStore(RecordedStore):
 
         locks = self._database.run(lambda session: swept(session, self._statements.sweep))
         marks = self._database.run(lambda session: swept(session, self._statements.sweep_marks))
-        return len(abandoned) + locks + marks
+        payloads = self._database.run(
+            lambda session: swept(session, self._statements.sweep_payloads)
+        )
+        return len(abandoned) + locks + marks + payloads
 
     def ping(self) -> None:
         self._database.run(lambda session: session.execute(self._statements.ping, {}).close())
@@ -374,7 +390,11 @@ class SqlStore(RecordedStore):
 
 def _has_rows(record: Record) -> bool:
     """Whether the key has rows in the other tables."""
-    return record.following is not None or record.more_until > 0
+    return (
+        record.following is not None
+        or record.more_until > 0
+        or any(task.merges for task in record.tasks.values())
+    )
 
 
 def _alive(row: Row) -> Record:

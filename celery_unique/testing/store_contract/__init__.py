@@ -49,6 +49,13 @@ from celery_unique.testing.store_contract.followers import (
     ReapContract,
     SupersededContract,
 )
+from celery_unique.testing.store_contract.lanes import (
+    CallContract,
+    LaneFaultContract,
+    LimitContract,
+    ParkContract,
+)
+from celery_unique.testing.store_contract.merge import MergeContract
 from celery_unique.testing.store_contract.read import ReadContract
 from celery_unique.testing.store_contract.replace import ReplaceContract
 from celery_unique.testing.store_contract.replace_schedules import ReplaceScheduleContract
@@ -70,6 +77,11 @@ class LockStoreContract(
     CompleteContract,
     ReapContract,
     PromoteContract,
+    ParkContract,
+    CallContract,
+    LaneFaultContract,
+    LimitContract,
+    MergeContract,
     ReadContract,
     ScheduleContract,
     ReplaceScheduleContract,

@@ -59,7 +59,10 @@ def now_of(store: LockStore) -> int:
 
 def claim(task_id: str, **fields: Any) -> Claim:
     defaults: dict[str, Any] = {"states": UNTIL_DONE, "grace_ms": GRACE}
-    return Claim(task_id, "shop.rebuild", **{**defaults, **fields})
+    defaults["task_name"] = "shop.rebuild"
+    if "merge" in fields:
+        defaults |= {"on_conflict": "merge", "merge_max_bytes": 1_000_000}
+    return Claim(task_id, **{**defaults, **fields})
 
 
 def start(task_id: str, delivery: str = "d1", **fields: Any) -> Start:
@@ -209,6 +212,9 @@ class Key:
 
     def cancel(self, task_id: str, mark_ms: int = QUEUE_LEASE) -> str:
         return self.store.cancel(self.text, task_id, mark_ms)
+
+    def unmerge(self, call_id: str) -> bool:
+        return self.store.unmerge(self.text, call_id)
 
     def release(self, task_id: str | None = None, lease: int = 0) -> int:
         return self.store.release(self.text, task_id, lease)

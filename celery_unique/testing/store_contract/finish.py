@@ -194,6 +194,17 @@ class FinishContract:
         assert named.holder is not None
         assert named.holder.state is State.COMPLETED
 
+    def test_an_ending_task_blocks_until_it_is_settled_also_after_its_time(self, key: Key) -> None:
+        key.run("first", "d1", keep=SUCCESS, keep_ms=MINUTE)
+        key.advance(2 * MINUTE)
+        key.finish("first", "d1", settle_later=True)  # its message is not acknowledged
+
+        unsettled = key.acquire("second", states=SUCCESS)
+        key.settle("first", "d1")
+        settled = key.acquire("third", states=SUCCESS)
+
+        assert (unsettled.outcome, settled.outcome) == ("duplicate", "created")
+
     def test_finishing_twice_is_as_once(self, key: Key) -> None:
         key.run("first", "d1")
         first = key.finish("first", "d1", settle_later=True)

@@ -84,6 +84,11 @@ def test_every_option_has_a_setting_for_its_default():
         "unique_default_max_wait",
         "unique_default_identity_strategy",
         "unique_default_label",
+        "unique_default_limit",
+        "unique_default_max_queue",
+        "unique_default_group",
+        "unique_default_merge",
+        "unique_default_merge_max_bytes",
     }
 
 
@@ -339,7 +344,9 @@ def test_a_name_that_several_begin_with_lists_those():
         "unique_default is not a setting, and nothing reads it. Use "
         "'unique_default_by', 'unique_default_on', 'unique_default_meta', 'unique_default_for', "
         "'unique_default_states', 'unique_default_on_conflict', 'unique_default_key', "
-        "'unique_default_max_wait', 'unique_default_identity_strategy' or 'unique_default_label'"
+        "'unique_default_max_wait', 'unique_default_identity_strategy', 'unique_default_label', "
+        "'unique_default_limit', 'unique_default_max_queue', 'unique_default_group', "
+        "'unique_default_merge' or 'unique_default_merge_max_bytes'"
     )
     with pytest.raises(ConfigurationError, match=r"not a setting\. Use 'unique_default_by'"):
         check_setting_names(["unique_default"])

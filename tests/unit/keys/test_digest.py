@@ -505,7 +505,7 @@ class _Template:
     """A policy as far as keys look at it, for templates that UniquePolicy refuses itself."""
 
     keys = ("type", "args")
-    args_keys = meta_keys = None
+    args_keys = meta_keys = group = None
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -857,7 +857,7 @@ def test_an_idempotency_key_without_a_text_is_refused_and_not_shown():
 
 
 def test_another_scope_is_a_mistake():
-    with pytest.raises(ValueError, match="scope is 'task' or 'app', not 'queue'"):
+    with pytest.raises(ValueError, match="scope is 'task', 'app' or 'run', not 'queue'"):
         idempotency_identity(Call("pay", idempotency_key="x"), scope="queue")
 
 

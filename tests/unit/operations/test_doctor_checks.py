@@ -186,5 +186,21 @@ def test_a_version_that_no_test_has_run_with_is_a_note(package, version, found):
     assert {finding.level for finding in findings} <= {"note"}
 
 
+def test_a_python_that_no_test_of_this_celery_has_run_on_is_a_note():
+    def found(celery: str, python: str) -> list[str]:
+        def installed(name: str) -> str:
+            if name != "celery":
+                raise PackageNotFoundError(name)
+            return celery
+
+        return [each.message for each in checks.untested_versions(installed, python)]
+
+    assert found("5.5.3", "3.13.1") == found("5.7.0", "3.14.2") == []
+    assert found("5.5.3", "3.14.0") == [
+        "Celery 5.5.3 runs on Python 3.14.0; its tests run on 3.11 to 3.13"
+    ]
+    assert len(found("5.7.0", "3.15.0a1")) == 1
+
+
 def test_the_versions_of_this_environment_are_tested_ones():
     assert list(checks.untested_versions()) == []

@@ -52,11 +52,16 @@ def test_the_options_and_the_fields_they_set():
         "unique_max_wait": "max_wait",
         "identity_strategy": "identity_strategy",
         "unique_label": "label",
+        "unique_limit": "limit",
+        "unique_max_queue": "max_queue",
+        "unique_group": "group",
+        "unique_merge": "merge",
+        "unique_merge_max_bytes": "merge_max_bytes",
     }
 
     assert expected == OPTION_FIELDS
     assert {"unique", *expected} == TASK_OPTIONS
-    assert {"idempotency_key", "idempotency_ttl"} == CALL_ONLY
+    assert {"idempotency_key", "idempotency_scope", "idempotency_ttl"} == CALL_ONLY
 
 
 # -- Taking them out of a call ---------------------------------------------------------------------
@@ -115,6 +120,17 @@ def test_our_options_are_taken_out_and_the_others_stay(options, taken, left):
         ({"idempotent_key": "k"}, "idempotent_key", "Did you mean 'idempotency_key'?"),
         ({"identity_stratgy": "strict"}, "identity_stratgy", "Did you mean 'identity_strategy'?"),
         ({"idempotency_ttl": 60}, "idempotency_ttl", "give both"),
+        ({"idempotency_scope": "run"}, "idempotency_scope", "give both"),
+        (
+            {"idempotency_scope": "runs", "idempotency_key": "k"},
+            "idempotency_scope",
+            "Did you mean 'run'?",
+        ),
+        (
+            {"idempotency_scope": ["run"], "idempotency_key": "k"},
+            "idempotency_scope",
+            "'task', 'app' or 'run'",
+        ),
         ({"idempotency_ttl": "x", "idempotency_key": "k"}, "idempotency_ttl", "ISO 8601"),
         ({"idempotency_ttl": 0, "idempotency_key": "k"}, "idempotency_ttl", "one millisecond"),
     ],
@@ -129,7 +145,9 @@ def test_a_wrong_call_option_is_refused(options, field, cure):
 
 
 MEANT = {
-    "unique_max": "'unique_max_wait'",
+    "unique_max_w": "'unique_max_wait'",
+    "unique_lane": "'unique_group'",
+    "unique_concurrency": "'unique_limit'",
     "unique_f": "'unique_for'",
     "unique_s": "'unique_states'",
     "unique_o": "'unique_on'",
@@ -376,6 +394,7 @@ def test_unique_is_true_false_a_policy_or_a_mapping(wrong):
 @pytest.mark.parametrize("option", sorted(OPTION_FIELDS))
 def test_an_option_where_unique_is_set_nowhere_is_refused(option):
     values = {"unique_max_wait": 60, "unique_for": 60, "unique_key": "{a}"}
+    values |= {"unique_limit": 2, "unique_max_queue": 2, "unique_merge_max_bytes": 60}
     choices = {"unique_states": "window", "unique_on_conflict": "reject", "unique_by": "args"}
     value = {**values, **choices, "identity_strategy": "strict"}.get(option, "name")
 
@@ -427,8 +446,8 @@ CLASHES = [
     ({"unique_key": "{a}", "unique_by": "type"}, "add 'args' to keys"),
     ({"unique_meta": "t", "unique_by": "args"}, "add 'meta' to keys"),
     ({"unique_by": "meta"}, "name the headers"),
-    ({"unique_max_wait": 60}, "'replace' or 'replace_except_schedule'"),
-    ({"unique_max_wait": 60, "unique_on_conflict": "reject"}, "'replace' or"),
+    ({"unique_max_wait": 60}, "'replace', 'replace_except_schedule' or 'merge'"),
+    ({"unique_max_wait": 60, "unique_on_conflict": "reject"}, "'replace', "),
 ]
 
 

@@ -51,6 +51,11 @@ def test_a_policy_by_default_is_what_unique_true_means():
         "max_wait": None,
         "identity_strategy": "strict",
         "label": None,
+        "limit": 1,
+        "max_queue": None,
+        "group": None,
+        "merge": None,
+        "merge_max_bytes": 1_000_000,
     }
 
 
@@ -251,11 +256,11 @@ REFUSED = [
     ({"keys": ["type"], "key": "{a}"}, "key", "add 'args' to keys"),
     ({"keys": ["meta"]}, "meta_keys", "name the headers that count"),
     ({"meta_keys": ["tenant"]}, "meta_keys", "add 'meta' to keys"),
-    ({"max_wait": 60}, "max_wait", "'replace' or 'replace_except_schedule'"),
+    ({"max_wait": 60}, "max_wait", "'replace', 'replace_except_schedule' or 'merge'"),
     (
         {"max_wait": 60, "on_conflict": "rerun"},
         "max_wait",
-        "'replace' or 'replace_except_schedule'",
+        "'replace', 'replace_except_schedule' or 'merge'",
     ),
 ]
 

@@ -69,6 +69,31 @@ def test_a_duplicate_of_an_unpublished_holder_publishes_it(store, coordinator):
     assert outcome.task_id == "a"
 
 
+@pytest.mark.parametrize("on_conflict", ["ignore", "reject", "rerun"])
+def test_a_call_from_a_body_that_started_without_the_store_is_published(
+    store, coordinator, on_conflict
+):
+    """Its own task seems to wait: the call would be lost as its duplicate."""
+    coordinator.publish(call(store, "a"))
+    store.acts.clear()
+    policy = UniquePolicy(on_conflict=on_conflict)
+
+    outcome = coordinator.publish(call(store, "b", parent=SimpleNamespace(id="a"), policy=policy))
+
+    assert (outcome.task_id, outcome.facts.outcome) == ("b", "bypassed")
+    assert store.acts == ["acquire", "send"]
+
+
+def test_a_call_from_a_body_that_holds_its_lock_is_its_successor(store, coordinator):
+    coordinator.publish(call(store, "a"))
+    store.start(KEY, Start("a", "d1", "shop.rebuild", 60_000, 10_000, 60_000))
+
+    outcome = coordinator.publish(call(store, "b", parent=SimpleNamespace(id="a")))
+
+    assert (outcome.task_id, outcome.facts.deduplicated) == ("b", False)
+    assert store.read(KEY)[0].tasks["b"].after == "a"
+
+
 def test_calls_in_a_row_do_not_wait_for_their_own_confirmation(store, coordinator):
     store.late = {"confirm"}
     coordinator.publish(call(store, "a"))
@@ -130,6 +155,10 @@ def test_without_a_reply_the_call_is_published_where_that_is_configured(store):
     assert store.acts[:2] == ["acquire", "send"]
     assert outcome.facts.outcome == "bypassed"
     assert outcome.result.header["outcome"] == "bypassed"
+    # The store may have acquired it. Released, its mark would drop the message.
+    store.broken = set()
+    eventually(lambda: "confirm" in store.acts)
+    assert "give_back" not in store.acts
 
 
 def test_after_two_failures_the_store_is_skipped(store, coordinator):

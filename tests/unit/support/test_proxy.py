@@ -18,6 +18,7 @@ class EchoServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.received = b""
+        self._connection: socket.socket | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -28,7 +29,13 @@ class EchoServer:
                 return
             threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
 
+    def say(self, words: bytes) -> None:
+        """Without being asked, to whom it has heard last."""
+        assert self._connection is not None
+        self._connection.sendall(words)
+
     def _echo(self, connection: socket.socket) -> None:
+        self._connection = connection
         with connection:
             while chunk := connection.recv(1024):
                 self.received += chunk
@@ -99,6 +106,30 @@ def test_stalled_replies_let_the_request_through(proxy, client, server):
         client.recv(1024)
 
     eventually(lambda: server.received == b"hellodone")
+
+
+def test_stalled_requests_let_the_replies_through(proxy, client, server):
+    proxy.stall_requests()
+    client.sendall(b"later")
+    server.say(b"news")
+
+    client.settimeout(5)
+    assert client.recv(1024) == b"news"
+    assert server.received == b"hello"
+
+
+def test_what_was_held_back_is_lost_with_its_connection(proxy, client, server):
+    proxy.stall_requests()
+    client.sendall(b"lost")
+    eventually(lambda: proxy.connections == 1)
+
+    proxy.cut()
+    proxy.restore()
+
+    client.settimeout(5)
+    assert client.recv(1024) == b""
+    eventually(lambda: proxy.connections == 0)
+    assert server.received == b"hello"
 
 
 def test_a_url_is_led_through_the_proxy(proxy):

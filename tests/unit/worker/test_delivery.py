@@ -330,6 +330,18 @@ def test_a_task_whose_id_continues_is_not_deferred(worker):
     assert not worker.delivery.defer(End.SUCCESS, worker.request)
 
 
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_retry_of_a_late_message_may_exist_twice(worker, acks_late):
+    """The message that sent the retry is acknowledged after that: it can come back, and would run
+    again after the end of the retry."""
+    worker.task.acks_late = acks_late
+
+    worker.delivery.end_body(End.RETRY)
+
+    worker.store.flush()
+    assert worker.store.read(KEY)[0].tasks["a"].copies is acks_late
+
+
 @pytest.mark.parametrize("even_errors", [False, True])
 def test_an_ignored_result_is_not_waited_for(worker, even_errors):
     worker.task.ignore_result = True

@@ -47,6 +47,7 @@ def define(app: Celery, task: Define, props: Props) -> None:
     _holding(task, props)
     _others(task, props)
     _links(task, props)
+    _parents(task, props)
 
 
 def redis_broker_options(visibility_timeout_s: float) -> dict[str, Any]:
@@ -136,6 +137,26 @@ def _holding(define: Define, props: Props) -> None:
 
     define(hold_first, name="hold_first", bind=True, unique=True, acks_late=True)
     define(hold_first, name="guarded_first", bind=True, unique_guard=True, acks_late=True)
+
+
+def _parents(define: Define, props: Props) -> None:
+    @define(name="child", bind=True)
+    def child(self: Task, tag: str, number: int) -> None:
+        props.note(tag, "child", id=self.request.id)
+
+    @define(name="parent", bind=True, acks_late=True)
+    def parent(self: Task, tag: str, retries: int) -> None:
+        """Calls two children. Its first run waits afterwards, unless it is to be retried."""
+        for number in range(2):
+            called = self.app.tasks["child"].apply_async(
+                (tag, number), idempotency_key=f"part {number}", idempotency_scope="run"
+            )
+            props.note(tag, "called", id=called.id, outcome=called.outcome)
+        _begin(self, props, tag)
+        if self.request.retries < retries:
+            raise self.retry(countdown=0)
+        if not retries and props.runs(tag) == 1:
+            props.wait_for_word(tag)
 
 
 class WaitsAfterwards(Task):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from typing import Any
 
 import redis
 from celery import Celery
+from kombu.transport.redis import QoS
 from kombu.utils.url import safequote
 
 import celery_unique
@@ -30,6 +32,7 @@ def make_app(
     seconds: float = 0.0,
     run_lease_s: float = 5.0,
     transport_options: dict[str, Any] | None = None,
+    dies_before_record: bool = False,
 ) -> Celery:
     app = Celery("redelivered", broker=broker, backend=redis_url, set_as_current=False)
     app.conf.update(
@@ -54,6 +57,8 @@ def make_app(
         )
     if "unacked_restore_interval" in app.conf.broker_transport_options:
         _look_often()
+    if dies_before_record:
+        QoS.append = _die
     diary = redis.Redis.from_url(redis_url, decode_responses=True)
 
     @app.task(name=TASK, bind=True, acks_late=True, shared=False)
@@ -65,6 +70,11 @@ def make_app(
         return number
 
     return app
+
+
+def _die(self: Any, message: Any, delivery_tag: str) -> None:
+    """In place of kombu's record of a message that it has popped."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def sqs_url(port: int) -> str:

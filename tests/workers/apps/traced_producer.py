@@ -12,6 +12,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import traceback
 from typing import Any
 
 import celery_unique
@@ -35,8 +37,9 @@ def ptrace(request: int, pid: int, data: int = 0) -> None:
 
 
 def pause() -> None:
-    """Mark the beginning and the end of what is traced."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """Mark the beginning and the end of what is traced. A signal to the process could stop any of
+    its threads."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def call(app: Any, kind: str, tag: str) -> None:
@@ -103,9 +106,11 @@ def main() -> None:
         if pid == 0:
             try:
                 call(app, job["kind"], job["tag"])
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
-                os._exit(0)
+                os._exit(1)
         print(json.dumps(trace(pid, job["kill_at"])), flush=True)
 
 

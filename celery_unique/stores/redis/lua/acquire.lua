@@ -4,7 +4,7 @@
 -- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 grace,
 --          6 window or 0, 7 time to the ETA or 0, 8 letters of the final states to keep,
 --          9 arguments, 10 how long from its creation an ended task is kept or 0 for the
---          window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
+--          window, 11 strategy, see admission, 12 id of the calling task or "", 13 how long replacing may
 --          postpone or 0, 14 its message if it would follow the task that blocks it, or "",
 --          15 "c" when a canvas waits for the id, or "", 16 "1" when the same attempt is repeated,
 --          "?" to probe: nothing is created (times in ms)
@@ -13,7 +13,10 @@
 --          is prefixed with "c" when a canvas waits for it, else with "-"
 --          {id, letter of its state, created_at, lease, arguments, now, "joined" when the call
 --          follows that task, "ended" when that has ended, else "", ETA or 0, 1 when it waits and
---          the process that held its message is believed dead, else 0}: blocked by that task
+--          the process that held its message is believed dead, else 0}: blocked by that task;
+--          or as text, see waiting_duplicate
+--          the same with "queued" or "full" and a tenth value, the number of parked calls: the call
+--          is parked, or the lane is full. The id is "" where no task blocks the call
 --          nil: probed, and it would be created
 -- A number is ARGV[n] + 0: a third of the time of tonumber.
 local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
@@ -52,6 +55,7 @@ end
 -- @include record
 joins = message ~= ""
 -- @include follower_groups
+local put_receipt = nothing
 local function readmit(own, created)
   if own[STATE] == "p" and not probes then
     own[LEASE] = math.max(own[LEASE], now + grace)

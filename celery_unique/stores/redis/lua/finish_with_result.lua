@@ -1,7 +1,8 @@
 -- finish_with_result: the body has finished; write and announce its result in the same act.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks,
---          5 the result, and the channel of its announcement
+--          5 the result, and the channel of its announcement, 6 the payloads of its tasks, where it
+--          may have one
 -- ARGV     1 clock offset, 2 task id, 3 delivery, 4 letter of the final state, 5 retention,
 --          6 "1" when settle follows in any case, 7 how long marks stay, 8 how long the
 --          delivery is believed alive while it completes followers, 9 token of the start that
@@ -13,7 +14,7 @@ local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
 local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
 local head, tail, expires_s, unless_stored = ARGV[11], ARGV[12], ARGV[13], ARGV[14] == "1"
-local result_key = KEYS[5]
+local result_key, payloads_key = KEYS[5], KEYS[6]
 -- @include stored
 -- @include sole_run
 local reply, result

@@ -10,7 +10,8 @@ local offset, holder = ARGV[1] + 0, ARGV[2]
 
 local found, all = {}, following and redis.call("HGETALL", followers_key) or {}
 for i = 1, #all, 2 do
-  local id, followed = all[i], holder_of(all[i], unpacked(all[i + 1]))
+  local id, facts = all[i], all[i]:sub(1, 1) ~= "\n" and unpacked(all[i + 1])
+  local followed = facts and not facts[PARKED] and holder_of(id, facts)  -- the others are parked
   if followed and (holder == "" or (followed == holder and id ~= holder)) then
     found[#found + 1], found[#found + 2], found[#found + 3] = id, followed, all[i + 1]
   end

@@ -1,12 +1,13 @@
 -- publish: admit a call and push its message, or return the task that blocks it. The task is recorded
 -- as available, as by acquire and confirm. A message that the server refuses to push changes nothing.
+-- For nearly every call publish_plain is enough.
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks,
 --          5 the queue, 6 the receipt of the attempt
 -- ARGV     1 clock offset, 2 task id, 3 task name, 4 letters of the call's states, 5 lease, from
 --          the ETA where there is one, 6 window or 0, 7 time to the ETA or 0, 8 letters of the final
 --          states to keep, 9 arguments, 10 how long from its creation an ended task is kept or 0 for
---          the window, 11 strategy, 12 id of the calling task or "", 13 how long replacing may
+--          the window, 11 strategy, see admission, 12 id of the calling task or "", 13 how long replacing may
 --          postpone or 0, 14 its message if it would follow the task that blocks it, or "",
 --          15 "c" when a canvas waits for the id, or "", 16 name of the attempt's mark, 17 how long
 --          the receipt stays, 18 the message up to the time of its creation, 19 from there to its
@@ -25,32 +26,13 @@ if again then
 end
 -- @include stored
 
--- Fast path, before the first function: nothing is stored under the key, as for nearly every new
--- call. The message is pushed before the first write, so a refusal leaves nothing to undo.
-if #stored == 0 and window == "0" and kept == "0" and delay == "0" and keep == ""
-  and arguments == "" and in_canvas == "" then
-  local pushed = redis.pcall("LPUSH", queue, head .. now .. middle .. tail)
-  if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
-  redis.call("HSET", key, "n", name, "t:" .. id, '[1,"w",' .. now .. "," .. lease .. "]")
-  redis.call("PEXPIREAT", key, now + lease - math.min(offset, 0))
-  redis.call("PSETEX", receipt, receipt_for, now)
-  return now
-end
-
 window, delay, kept = window + 0, delay + 0, kept + 0
 if kept == 0 then kept = window end
 -- @include waiting_duplicate
 -- @include single_task
 -- @include plain_duplicate
 -- @include packing
-local function push(outcome)
-  local pushed = redis.pcall("LPUSH", queue, head .. now .. middle .. outcome .. tail)
-  if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
-  return nil
-end
-local function put_receipt(reply)
-  redis.call("PSETEX", receipt, receipt_for, type(reply) == "table" and cjson.encode(reply) or reply)
-end
+-- @include push
 
 if #stored == 0 then
   local ends, eta = kept > 0 and now + kept or 0, delay > 0 and now + delay or 0
@@ -68,33 +50,7 @@ end
 -- @include record
 joins = message ~= ""
 -- @include follower_groups
-if mark_of(attempt) then return redis.error_reply("WITHDRAWN the call was withdrawn") end
-
--- Push the message of the task and record that.
-local function published(task, reply)
-  local replaces = type(reply) == "table" and #reply > 3
-  local refused = push(task[AFTER] ~= "" and "rerun" or replaces and "replaced" or "")
-  if refused then return refused end
-  task[STATE], task[LEASE] = "w", math.max(now, task[ETA]) + lease
-  write("t:" .. id, task)
-  drop_mark(id)
-  finalise(id, now + lease)
-  stop_following(id)
-  set_due_time()
-  put_receipt(reply)
-  return reply
-end
-local function readmit(own, created)
-  if own[STATE] ~= "p" then
-    -- There is no receipt: it is the task of another attempt, on which this call depends, too.
-    own[DUPLICATES] = own[DUPLICATES] + 1
-    write("t:" .. id, own)
-    return created()
-  end
-  -- It was acquired in two steps or promoted, so its message may have been published too.
-  if not own[FLAGS]:find("m") then own[FLAGS] = own[FLAGS] .. "m" end
-  return published(own, created())
-end
+-- @include published
 -- @include admission
 record["t:" .. id] = {1, "w", now, 0, name, ends, eta, keep, 0, 0, "", 0, "", flags, "",
   after and after:sub(3) or "", arguments, since}

@@ -4,7 +4,8 @@
 -- ARGV     1 clock offset, 2 name of the reaper, 3 how long its claim lasts, 4 how many to return
 --          at most (times in ms)
 -- Returns  {id, id of its holder, kind of the holder's end or "", its stored value, and so on for
---          the next}: promoted ones first, then oldest first
+--          the next}: promoted ones first, then oldest first. In front of them, for each parked
+--          call that has its turn: {id, "again" or "first", "called", a line break and its message}
 local offset, reaper = ARGV[1] + 0, ARGV[2]
 local claim, most = ARGV[3] + 0, ARGV[4] + 0
 -- @include entries
@@ -12,7 +13,15 @@ local claim, most = ARGV[3] + 0, ARGV[4] + 0
 -- @include follower_groups
 
 if not following then redis.call("ZREM", due_key, key) end
-if not following or (following.u > now and following.r ~= reaper) then return {} end
+local reply, called = {}, call_parked() or {}
+for n = 1, #called, 3 do
+  local again = called[n + 1] == 1 and "again" or "first"
+  for _, each in ipairs({called[n], again, "called", "\n" .. called[n + 2]}) do
+    reply[#reply + 1] = each
+  end
+end
+if #called > 0 then set_due_time() end
+if not following or (following.u > now and following.r ~= reaper) then return reply end
 local lost, any = {}, false
 for name, group in pairs(following.g) do
   if orphaned_at(group[1]) <= now then lost[name], any = true, true end
@@ -22,7 +31,8 @@ for id in pairs(following.p) do
 end
 local all, found, there = any and redis.call("HGETALL", followers_key) or {}, {}, {}
 for i = 1, #all, 2 do
-  local facts = unpacked(all[i + 1])
+  -- Numbers of parked calls, whose value is an id.
+  local facts = all[i]:sub(1, 1) ~= "\n" and unpacked(all[i + 1]) or {}
   local name = facts[GROUP] == "" and ":" .. all[i] or facts[GROUP]
   if lost[name] then
     there[name] = true
@@ -41,7 +51,6 @@ table.sort(found, function(one, other)
   if a[JOINED] ~= b[JOINED] then return a[JOINED] < b[JOINED] end
   return one[1] < other[1]
 end)
-local reply = {}
 for n = 1, math.min(#found, most) do
   local id, facts, value = unpack(found[n])
   local holder = holder_of(id, facts)

@@ -46,8 +46,11 @@ if settle_later or task[FLAGS]:find("m") or followed then
     task[DELIVERY_LEASE] = math.max(task[DELIVERY_LEASE], now + run_lease)
   end
   write(field, task)
+  local called = call_parked()
   set_due_time()
-  return {"ended", 1, duplicates, followed and 1 or 0}
+  return {"ended", 1, duplicates, followed and 1 or 0, called}
 end
 -- @include conclude
-return {"ended", 0, duplicates, 0}
+local called = call_parked()
+if called and #called > 0 then set_due_time() end
+return {"ended", 0, duplicates, 0, called}

@@ -1,15 +1,18 @@
 -- follower_groups: functions for scripts that may change which task a follower follows.
 --
 -- A field of followers_key is a line of JSON and the message: group or "" once it is promoted, when
--- it joined, task name, letters of the final states to keep, how long they are kept, arguments.
+-- it joined, task name, letters of the final states to keep, how long they are kept, arguments; of a
+-- parked call one more, see lanes.
 -- Expects  record
 -- Defines  GROUP, JOINED, and the functions below. Nearly every key has no followers and gets none:
 --          then they do nothing and are not even created, which would take a few microseconds.
-local GROUP, JOINED = 1, 2
+local GROUP, JOINED, PARKED = 1, 2, 7
 local function nothing() end
 local unpacked, follower, holder_of, orphaned_at = nothing, nothing, nothing, nothing
 local set_due_time, leave_group, join_group, follow_instead = nothing, nothing, nothing, nothing
 local move, stop_following, attach, is_followed = nothing, nothing, nothing, nothing
+local is_parked, lane_waits, park, call_parked = nothing, nothing, nothing, nothing
+local leave_lane, lane_due = nothing, nothing
 
 if following or joins then
   -- The facts and the message of a follower; nil for none.
@@ -43,10 +46,12 @@ if following or joins then
   end
 
   -- Set when a worker is to reap the followers: at the first moment at which one of them may have
-  -- lost its holder. Not called for a longer lease: an early reaper finds the holder alive.
+  -- lost its holder. For a longer lease only if calls are parked: else an early reaper finds the
+  -- holder alive.
   set_due_time = function()
     if not following then return nil end
-    if not next(following.g) and not next(following.p) then
+    local call_at = following.q and lane_due()
+    if not next(following.g) and not next(following.p) and not following.q then
       following = nil
       redis.call("HDEL", key, "f")
       redis.call("DEL", followers_key)
@@ -61,13 +66,15 @@ if following or joins then
     else
       following.d, following.r, following.u = earliest, "", 0
     end
+    if call_at then following.d = math.min(following.d, call_at) end
     redis.call("HSET", key, "f", cjson.encode(following))
-    redis.call("PEXPIREAT", followers_key, following.d + KEPT - math.min(offset, 0))
+    redis.call("PEXPIREAT", followers_key, kept_until() - math.min(offset, 0))
     redis.call("ZADD", due_key, following.d, key)
     return expire()
   end
 
   leave_group = function(id, facts)
+    if facts[PARKED] then leave_lane(id, facts[PARKED]) end
     local group = following.g[facts[GROUP]]
     following.p[id] = nil
     if group then
@@ -103,6 +110,7 @@ if following or joins then
     local facts, message = follower(id)
     if not facts then return end
     leave_group(id, facts)
+    facts[PARKED] = nil
     join_group(id, holder, facts, message)
   end
 
@@ -127,6 +135,10 @@ if following or joins then
       if group[1] == id then return true end
     end
     return false
+  end
+
+  if joins or following.q then
+    -- @include lanes
   end
 end
 

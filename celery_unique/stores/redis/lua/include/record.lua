@@ -10,7 +10,8 @@
 local MARKS_INLINE = 16  -- how many marks the record holds itself
 local CHECKED = 3  -- marks beside it that each new one checks for expiry; more than one, to shrink
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
-local KEPT = 259200000  -- how long followers are kept beyond the time at which they are due
+-- How long followers are kept beyond the time at which they are due, and parked calls.
+local KEPT, PARKED_KEPT = 259200000, 2592000000
 local followers_key, due_key = KEYS[2], KEYS[3]
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 local marks = 0
@@ -57,7 +58,8 @@ for _, task in pairs(record) do
   if task[NAME] == false then task[NAME] = "" end
 end
 
-if following and following.d + KEPT <= now then
+local function kept_until() return following.d + (following.q and PARKED_KEPT or KEPT) end
+if following and kept_until() <= now then
   following = nil
   redis.call("HDEL", key, "f")
   redis.call("DEL", followers_key)
@@ -66,7 +68,7 @@ end
 
 -- The record expires with its latest deadline.
 local function expire()
-  local latest = following and following.d + KEPT or 0
+  local latest = following and kept_until() or 0
   for _, each in pairs(record) do latest = math.max(latest, each[LEASE] or each[2]) end
   if latest == 0 then return redis.call("DEL", key) end
   return expire_at(latest)

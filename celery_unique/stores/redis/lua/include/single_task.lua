@@ -15,5 +15,5 @@ for i = 1, #stored, 2 do
   end
 end
 if single and (others or single[CREATED] + single[LEASE] <= now
-  or (single[FLAGS] or ""):find("[efjmo]")
+  or (single[FLAGS] or ""):find("[efjmop]")
   or (single[BY] or "") ~= "" or (single[AFTER] or "") ~= "") then single = nil end

