@@ -18,7 +18,7 @@ import click
 __all__ = ["main", "unique"]
 
 #: Each is a module ``NAME`` with the click command ``NAME_command``.
-_COMMANDS = ("list", "show", "why", "release", "stats", "doctor", "manifest")
+_COMMANDS = ("list", "show", "why", "release", "stats", "web", "doctor", "manifest")
 
 #: Exit codes, see docs/reference/cli.md.
 FOUND_NOTHING = 1

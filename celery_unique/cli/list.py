@@ -50,7 +50,8 @@ def list_command(
 
     One row for each task: a key can have several. The oldest come first; with --sort none, as with
     --json, rows come as the store is walked, in no order. AGE is the time since the call, ABSORBED
-    the number of duplicates. A shortened key and an id are both accepted by show, why and release.
+    the number of duplicates; calls that wait for their turn under the key are counted behind the
+    name of the task. A shortened key and an id are both accepted by show, why and release.
     A lock that was released manually holds nothing, and is listed with --state released. With
     --json every line is one lock, with its whole key.
 
@@ -119,6 +120,8 @@ class LockTable:
         entry = lock.entry
         cells = [short_key(lock.key), lock.state, brief(lock.age_ms), str(entry.duplicates)]
         task = f"{entry.task_name} ({entry.label})" if entry.label else entry.task_name
+        if lock.parked:
+            task += f" (+{lock.parked} parked)"
         if self._wide:
             cells += [lock.task_id, task, lock.worker or "-"]
         else:

@@ -31,6 +31,11 @@ WARNING = (
     "the next call may run beside it. To stop a task as well, revoke it."
 )
 
+PARKED = (
+    "they stay parked, and a worker publishes the next one of each key, which may run beside a "
+    "task that still runs."
+)
+
 
 @click.command("release", short_help="Free keys; does not stop their tasks.")
 @click.argument("what", required=False)
@@ -94,6 +99,9 @@ def release_command(
     if not as_json and counts.total.locks:
         show_counts(screen, counts)
         screen.line()
+    if not as_json and counts.parked:
+        calls = "1 call is" if counts.parked == 1 else f"{counts.parked} calls are"
+        screen.words(f"{calls} parked under these keys: {PARKED}", err=True)
     if not as_json and unproven is not None:
         _report_unproven(screen, unproven)
     if not counts.total.locks or dry_run:

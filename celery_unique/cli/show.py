@@ -57,13 +57,14 @@ def show_command(ctx: click.Context, /, what: str | None, as_json: bool, **given
     what = what_of(what, given)
     found = False
     for explanation in explanations(command.app_state, what, given):
-        if not (explanation.locks or explanation.marks or explanation.more_marks):
+        recorded = explanation.locks or explanation.marks or explanation.more_marks
+        if not (recorded or explanation.parked):
             continue
         found = True
         if as_json:
             command.screen.json(document(explanation))
         else:
-            _show(command.screen, explanation)
+            _show(command.screen, explanation, what)
     exit_if_nothing(ctx, command, found, what)
 
 
@@ -89,13 +90,13 @@ def explanations(
         yield explain_call(app_state, what, args, kwargs)
     else:
         for key, record, now in islice(find(app_state, what), MOST):
-            yield explain_record(key, record, now)
+            yield explain_record(app_state, key, record, now)
 
 
 # -- for people --------------------------------------------------------------------------
 
 
-def _show(screen: Screen, explanation: Explanation) -> None:
+def _show(screen: Screen, explanation: Explanation, what: str | None) -> None:
     screen.facts(
         [("key", explanation.key), ("made from", printable(explanation.made_from or ""))],
         indent="",
@@ -109,8 +110,30 @@ def _show(screen: Screen, explanation: Explanation) -> None:
             for name, value in document.items()
             if name not in ("key", "task_id", "age_s")
         )
+    show_parked(screen, explanation, what)
     show_marks(screen, explanation)
     screen.line()
+
+
+def show_parked(screen: Screen, explanation: Explanation, what: str | None) -> None:
+    """How many calls wait for their turn, the first of them, and the place of the one in
+    question."""
+    parked = explanation.parked
+    if not parked:
+        return
+    calls = "1 call is" if len(parked) == 1 else f"{len(parked)} calls are"
+    screen.line()
+    screen.line(screen.styled(f"{calls} parked, the next one first", "waiting", bold=True))
+    places = dict(enumerate(parked[:MOST], start=1))
+    if what in parked:
+        places[parked.index(what) + 1] = what
+    screen.facts((f"position {place}", printable(task_id)) for place, task_id in places.items())
+    if what in parked:
+        place = parked.index(what) + 1
+        screen.words(
+            f"Call {printable(what)} is at position {place}, and runs when its turn comes. To "
+            "remove it from the lane, revoke it."
+        )
 
 
 def _shown(value: Any) -> str:
@@ -178,4 +201,8 @@ def document(
             for task_id, mark in explanation.marks.items()
         ],
         "more_marks": explanation.more_marks,
+        "parked": [
+            {"position": place, "task_id": task_id}
+            for place, task_id in enumerate(explanation.parked, start=1)
+        ],
     }

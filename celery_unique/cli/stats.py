@@ -35,6 +35,7 @@ def stats_command(ctx: click.Context, /, as_json: bool) -> None:
             f"{_number(counts.keys, 'key')}, {_number(counts.total.locks, 'lock')}, "
             f"{_number(counts.marks, 'mark')} of finished or "
             f"superseded tasks, {_number(counts.total.duplicates, 'call')} absorbed"
+            + (f", {_number(counts.parked, 'call')} parked" if counts.parked else "")
         )
 
 

@@ -21,7 +21,7 @@ from celery_unique.publish.stale_holders.lock_view import LockView
 
 from .options import json_option, lock_query, program, what_of, what_options
 from .output import Command, Screen, printable
-from .show import ahead, document, exit_if_nothing, explanations, show_marks, when
+from .show import ahead, document, exit_if_nothing, explanations, show_marks, show_parked, when
 
 
 @click.command("why", short_help="Explain why a call was dropped.")
@@ -55,7 +55,7 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
                 task["stale"] = stale.get(task["task_id"])
             command.screen.json(shown)
         else:
-            _explain(command.screen, explanation, program(ctx), processes, stale)
+            _explain(command.screen, explanation, what, program(ctx), processes, stale)
     if found and not held:
         ctx.exit(FOUND_NOTHING)
     exit_if_nothing(ctx, command, found, what)
@@ -64,6 +64,7 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
 def _explain(
     screen: Screen,
     explanation: Explanation,
+    what: str | None,
     called: str,
     processes: Mapping[str, int],
     stale: Mapping[str, str],
@@ -75,13 +76,16 @@ def _explain(
             ("made from", printable(made_from) if made_from else "(unknown: the key is a digest)"),
             ("on conflict", str(explanation.policy.get("on_conflict", ""))),
             ("in states", " ".join(explanation.policy.get("states", ()))),
+            ("limit", str(explanation.policy.get("limit", ""))),
+            ("merges", ", ".join(explanation.policy.get("merge", ()))),
         ],
         indent="",
     )
     verdict = explanation.verdict
     if verdict is not None:
         by = f" ({printable(verdict.task_id)})" if verdict.task_id else ""
-        kind = "ok" if verdict.outcome in ("created", "replaced", "rerun") else "warning"
+        runs = verdict.outcome in ("created", "replaced", "rerun", "queued", "merged")
+        kind = "ok" if runs else "warning"
         screen.line()
         screen.words(f"A call now {verdict.text}{by}.", kind=kind, bold=True)
     elif not explanation.locks:
@@ -90,6 +94,7 @@ def _explain(
     for lock in explanation.locks:
         process = processes.get(lock.task_id)
         _explain_lock(screen, lock, called, process, stale.get(lock.task_id, ""))
+    show_parked(screen, explanation, what)
     show_marks(screen, explanation)
 
 

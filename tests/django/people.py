@@ -81,8 +81,9 @@ def hold(name: str, task_id: str, *, active: str = "", duplicates: int = 0, **fi
     store().acquire(key, mine)
     store().confirm(key, task_id, QUEUE_LEASE)
     store().flush()
-    for number in range(duplicates):
-        store().acquire(key, replace(mine, task_id=f"duplicate{number}"))
+    for first in range(0, duplicates, 1000):
+        numbers = range(first, min(first + 1000, duplicates))
+        store().acquire_many([(key, replace(mine, task_id=f"duplicate{n}")) for n in numbers])
     if active:
         store().start(key, replace(start(task_id, f"{active}/1/2/3"), task_name=name))
     created = store().read(key)[0].tasks[task_id].created_at

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_unique.contrib.django.admin_search import WALK_SECONDS
+from celery_unique.operations.search import WALK_SECONDS
 from tests.django.inside import inside_django
 from tests.django.people import (
     LIST,
@@ -25,6 +25,8 @@ from tests.django.people import (
 
 SEE = "view_lock"
 FREE = "release_lock"
+STOP = "revoke_lock"
+REVOKE = f"{LIST}revoke/"
 
 HTML = "<script>alert('x')</script><b>&amp;"
 ESCAPED = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;&lt;b&gt;&amp;amp;"
@@ -64,9 +66,14 @@ def test_a_task_that_has_ended_and_keeps_its_key_is_shown_as_such():
     key = hold_ended()
     client = client_of(staff(SEE))
 
-    listed = text_of(client.get(LIST))
+    unasked = text_of(client.get(LIST))
+    listed = text_of(client.get(LIST, {"state": "ended"}))
     alone = text_of(client.get(f"{LIST}{key}/change/"))
 
+    assert rows_of(unasked) == []
+    assert 'href="?state=ended">1 finished task keeps its key<' in unasked
+    assert rows_of(text_of(client.get(LIST, {"q": key}))) == ["ended"]
+    assert rows_of(text_of(client.get(LIST, {"state": "all"}))) == ["ended"]
     assert rows_of(listed) == ["ended"]
     assert "live" not in listed.lower()  # the task is not
     assert "Kept for" in alone
@@ -177,7 +184,7 @@ def test_far_pages_are_left_out(current: int, last: int, shown: list[int | None]
     from django.http import QueryDict
 
     from celery_unique.contrib.django.admin_page import page_links
-    from celery_unique.contrib.django.admin_search import PER_PAGE, Found
+    from celery_unique.operations.search import PER_PAGE, Found
 
     links = page_links(QueryDict("task=a&p=7"), Found(matched=last * PER_PAGE, page=current))
 
@@ -190,16 +197,16 @@ def test_far_pages_are_left_out(current: int, last: int, shown: list[int | None]
 @inside_django
 def test_a_walk_that_runs_out_of_time_says_so_and_a_whole_key_is_found_all_the_same():
     from celery_unique.config.app_state import state_of
-    from celery_unique.contrib.django import admin_search as listing
     from celery_unique.contrib.django.celery_app import project_app
+    from celery_unique.operations import search as listing
 
     empty_store()
     keys = [hold("shop.rebuild", f"id{n}") for n in range(5)]
     runtime = state_of(project_app())
 
-    cut = listing.find(runtime, listing.Wanted(), seconds=-1)
-    whole = listing.find(runtime, listing.Wanted(), seconds=60)
-    one = listing.find(runtime, listing.Wanted(text=keys[3]))
+    cut = listing.find_page(runtime, listing.Wanted(), seconds=-1)
+    whole = listing.find_page(runtime, listing.Wanted(), seconds=60)
+    one = listing.find_page(runtime, listing.Wanted(text=keys[3]))
 
     assert (cut.complete, cut.seen) == (False, 1)
     assert (whole.complete, whole.seen, whole.matched) == (True, 5, 5)
@@ -225,6 +232,21 @@ def test_the_page_of_one_lock_tells_all_of_it():
     ):
         assert part in page
     assert 'value="Release"' not in page
+
+
+@inside_django
+def test_calls_that_are_parked_under_a_key_are_counted():
+    from tests.django.people import claim
+
+    empty_store()
+    key = hold("shop.rebuild", "first")
+    for task_id in ("second", "third"):
+        store().acquire(key, claim(task_id, on_conflict="queue", join=f"message of {task_id}"))
+    client = client_of(staff(SEE))
+
+    assert "(2 parked)" in text_of(client.get(LIST))
+    page = text_of(client.get(f"{LIST}{key}/change/"))
+    assert "Calls that wait for their turn under this key." in page
 
 
 @inside_django
@@ -358,6 +380,76 @@ def test_only_a_post_with_permission_and_token_releases():
         "not logged in": 302,  # to the login page
     }
     assert not store().read(key)[0].tasks["first"].released
+
+
+@inside_django
+def test_revoking_asks_first_and_then_keeps_a_waiting_task_from_running():
+    from django.contrib.admin.models import LogEntry
+
+    empty_store()
+    waits = hold("shop.rebuild", "waits")
+    runs = hold("shop.rebuild", "runs", active="celery@box")
+    form = {"lock": [f"{waits} waits", f"{runs} runs", f"{waits} another"]}
+    user = staff(SEE, STOP)
+    client = client_of(user)
+
+    page = text_of(client.get(LIST))
+    asked = text_of(client.post(REVOKE, form))
+    assert "Revoke the selected tasks" in page
+    assert "Release the selected" not in page
+    assert "is not stopped" in asked
+    assert store().read(waits)[0].tasks["waits"].state == "w"
+
+    done = text_of(client.post(REVOKE, {**form, "confirm": "yes"}, follow=True))
+
+    assert "Revoked 1 task that waited. The keys are free." in done
+    assert "1 task had started, and a revoke stops none." in done
+    assert "1 lock had ended or changed hands." in done
+    assert rows_of(done) == ["runs"]
+    assert store().read(waits)[0].tasks == {}
+    assert store().mark(waits, "waits").kind == "revoked"
+    assert not store().read(runs)[0].tasks["runs"].released
+    entry = LogEntry.objects.filter(user=user).get()
+    assert (entry.object_repr, entry.change_message) == ("shop.rebuild [waits]", "Revoked.")
+
+
+@inside_django
+def test_only_a_post_with_permission_and_token_revokes():
+    empty_store()
+    key = hold("shop.rebuild", "first")
+    form = {"lock": [f"{key} first"], "confirm": "yes"}
+    allowed = staff(SEE, STOP)
+
+    refusals = {
+        "a GET": client_of(allowed).get(REVOKE, form).status_code,
+        "no token": client_of(allowed, forged=True).post(REVOKE, form).status_code,
+        "may only release": client_of(staff(SEE, FREE)).post(REVOKE, form).status_code,
+        "may revoke and not see": client_of(staff(STOP)).post(REVOKE, form).status_code,
+        "may not release": client_of(allowed).post(RELEASE, form).status_code,
+    }
+
+    assert set(refusals.values()) == {403, 405}
+    assert refusals["a GET"] == 405
+    assert "first" in store().read(key)[0].tasks
+
+
+@inside_django
+def test_without_its_broker_nothing_is_revoked_and_the_page_says_so():
+    from tests.django.shop.celery import app
+
+    empty_store()
+    key = hold("shop.rebuild", "first")
+    app.conf.broker_write_url = "redis://127.0.0.1:1/0"
+    try:
+        reply = client_of(staff(SEE, STOP)).post(
+            REVOKE, {"lock": [f"{key} first"], "confirm": "yes"}
+        )
+    finally:
+        del app.conf.changes["broker_write_url"]
+
+    assert reply.status_code == 503
+    assert "The broker is unavailable" in text_of(reply)
+    assert "first" in store().read(key)[0].tasks
 
 
 @inside_django

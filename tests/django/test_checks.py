@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 from tests.django.inside import inside_django
+from tests.support.worker import REPOSITORY
 
 
 def found(**settings: Any) -> list[tuple[str, str, str]]:
@@ -166,14 +170,69 @@ def test_settings_that_the_celery_app_does_not_read_are_a_warning():
 
 
 @inside_django
+def test_a_missing_driver_is_met_with_the_command_that_brings_it():
+    from celery_unique.contrib.django.checks import _store_error
+    from celery_unique.stores.django.aliases import missing_package
+
+    missing = missing_package("django-db://default", ModuleNotFoundError(name="psycopg"))
+    found = _store_error(missing, "django-db://default")
+
+    assert found.id == "celery_unique.E004"
+    assert found.hint == 'Run pip install "celery-unique-tasks[django,sql]"'
+
+
+def test_a_project_without_the_app_is_told_by_check(tmp_path):
+    (tmp_path / "shop").mkdir()
+    files = {
+        "settings.py": "SECRET_KEY = 'x'\nINSTALLED_APPS = []\nUSE_TZ = True\n",
+        "celery.py": "from celery import Celery\napp = Celery('shop', broker='memory://')\n"
+        "app.autodiscover_tasks(['shop'], force=True)\n",
+        "__init__.py": "from .celery import app as celery_app\n",
+        "tasks.py": "from celery_unique import shared_task\n\n\n@shared_task(unique=True)\n"
+        "def rebuild_index(shop_id): ...\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "shop" / name).write_text(text)
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}",
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+    }
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout + done.stderr
+
+    checked = run("-m", "django", "check")
+    installed = (tmp_path / "shop" / "settings.py").write_text(
+        files["settings.py"].replace("[]", "['celery_unique.contrib.django']")
+        + "CELERY_TASK_ALWAYS_EAGER = True\n"
+    )
+
+    assert "celery_unique.W006" in checked
+    assert "duplicates run of shop.tasks.rebuild_index" in checked
+    assert installed
+    assert "W006" not in run("-m", "django", "check")
+
+
+@inside_django
 def test_every_check_is_in_the_documentation():
     import inspect
     import re
     from pathlib import Path
 
-    from celery_unique.contrib.django import checks
+    from celery_unique.contrib.django import checks, task_backend
 
     page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "use-django.md"
     documented = set(re.findall(r"`celery_unique\.([EW]\d{3})`", page.read_text(encoding="utf-8")))
 
-    assert documented == set(re.findall(r"\b[EW]\d{3}\b", inspect.getsource(checks)))
+    assert documented == set(
+        re.findall(r"\b[EW]\d{3}\b", inspect.getsource(checks) + inspect.getsource(task_backend))
+    )

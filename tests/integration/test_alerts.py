@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_unique.config.app_state import state_of
 from celery_unique.contrib import prometheus
+from celery_unique.contrib._metrics import locks_in_store
+from celery_unique.contrib.prometheus import families
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores.memory import MemoryStore
 from tests.docs.pages import DOCS, blocks
@@ -36,6 +38,8 @@ class Watched:
         # A worker of a test does not live by the store's clock: its lease must outlast the hours.
         self.app = make_app("memory://", unique_run_lease="PT12H", unique_queue_lease="PT24H")
         prometheus.install(self.app, registry=self.registry)
+        # As a worker has them.
+        self.registry.register(prometheus.Collector(lambda: families(locks_in_store(self.app))))
         self.goes_on = threading.Event()
 
         @self.app.task(name="rebuild", unique=True, shared=False)
@@ -105,8 +109,20 @@ def test_calls_for_a_task_whose_message_is_gone_are_an_alert_after_an_hour(watch
 
     watched.call_for(2, lambda: (watched.rebuild.delay(7), other(watched)))
 
-    alert = ("CallsAreSwallowed", {"task": "rebuild"})
-    expected = {**quiet_until(55), 75: [alert], 115: [alert]}
+    swallowed = ("CallsAreSwallowed", {"task": "rebuild"})
+    stale = ("UniqueTasksDoNotStart", {"job": "celery"})
+    expected = {**quiet_until(55), 75: [swallowed, stale], 115: [swallowed, stale]}
+    check_alerts(watched.scrapes, expected, tmp_path, every=EVERY)
+
+
+def test_a_task_that_does_not_start_is_an_alert_without_another_call(watched, tmp_path):
+    watched.rebuild.delay(7)
+
+    watched.call_for(1.5, lambda: None)
+
+    assert watched.scrapes[-1]["celery_unique_stale_locks", frozenset()] == 1
+    alert = ("UniqueTasksDoNotStart", {"job": "celery"})
+    expected = {**quiet_until(60), 75: [alert], 90: [alert]}
     check_alerts(watched.scrapes, expected, tmp_path, every=EVERY)
 
 
@@ -206,7 +222,7 @@ def test_the_rules_are_valid_for_prometheus():
     done = subprocess.run([promtool(), "check", "rules", RULES], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    assert "4 rules found" in done.stdout
+    assert "5 rules found" in done.stdout
 
 
 def test_every_act_that_an_error_can_name_has_a_series_from_the_beginning():

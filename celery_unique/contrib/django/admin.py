@@ -1,7 +1,8 @@
-"""The admin's pages of locks: a list, a page for one lock, and the release of locks.
+"""The admin's pages of locks: a list, a page for one lock, their release and revoke.
 
 The pages need the permission ``celery_unique.view_lock``; a release also needs
-``celery_unique.release_lock``, a POST request and a confirmation.
+``celery_unique.release_lock``, a revoke ``celery_unique.revoke_lock``, and both a POST request and
+a confirmation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from django.urls import path, reverse
 
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.exceptions import CeleryUniqueError
-from celery_unique.operations.release import release_all
+from celery_unique.operations.release import release_all, revoke_all
+from celery_unique.operations.search import Found, Wanted, find_page
 from celery_unique.operations.select import holders_of, is_key
 from celery_unique.publish.stale_holders.lock_view import LockView
 
-from .admin_page import Row, filters, headers, page_links, read_query, row_of
+from .admin_page import Row, ended_url, filters, headers, page_links, row_of
 from .admin_results import result_links
-from .admin_search import Found, find
 from .celery_app import project_app
 from .models import Lock
 
@@ -65,6 +66,9 @@ class LockAdmin(admin.ModelAdmin):
     def has_release_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("celery_unique.release_lock"))
 
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("celery_unique.revoke_lock"))
+
     # -- addresses -----------------------------------------------------------
     def get_urls(self) -> list[Any]:
         def wrapped(view: View) -> View:
@@ -73,6 +77,7 @@ class LockAdmin(admin.ModelAdmin):
         return [
             path("", wrapped(self.changelist_view), name="celery_unique_lock_changelist"),
             path("release/", wrapped(self.release_view), name="celery_unique_lock_release"),
+            path("revoke/", wrapped(self.revoke_view), name="celery_unique_lock_revoke"),
             path(
                 "<path:object_id>/change/",
                 wrapped(self.lock_view),
@@ -83,8 +88,8 @@ class LockAdmin(admin.ModelAdmin):
     # -- pages ---------------------------------------------------------------
     @_guarded
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        wanted = read_query(request.GET)
-        found = find(_app_state(), wanted)
+        wanted = Wanted.of_query(request.GET)
+        found = find_page(_app_state(), wanted)
         context = {
             "wanted": wanted,
             "found": found,
@@ -92,6 +97,7 @@ class LockAdmin(admin.ModelAdmin):
             "headers": headers(request.GET, wanted),
             "filters": filters(request.GET, wanted, found),
             "page_links": page_links(request.GET, found),
+            "ended_url": ended_url(request.GET),
             "query": [(name, value) for name, value in request.GET.items() if name != "q"],
         }
         return self._page(request, "locks", context)
@@ -109,21 +115,43 @@ class LockAdmin(admin.ModelAdmin):
     @_guarded
     def release_view(self, request: HttpRequest) -> HttpResponse:
         """Show what would be released; release it once that is confirmed."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
         if not self.has_release_permission(request):
             raise PermissionDenied
-        app_state = _app_state()
-        selected = request.POST.getlist("lock")
-        locks = [lock for value in selected for lock in _selected(app_state, value)]
-        if locks and request.POST.get("confirm") != "yes":
-            rows = self._rows(request, locks, units=2)
-            return self._page(request, "release", {"title": "Are you sure?", "rows": rows})
-        released = [lock for lock, was_held in release_all(app_state, locks) if was_held]
-        for lock in released:
-            entry = Lock(key=lock.key, task_name=lock.entry.task_name, task_id=lock.task_id)
-            self.log_change(request, entry, "Released.")
-        self._report(request, len(released), len(selected) - len(released))
+        if (page := self._to_confirm(request, "release")) is not None:
+            return page
+        app_state, selected = _app_state(), request.POST.getlist("lock")
+        released = [
+            lock
+            for lock, was_held in release_all(app_state, _selected(app_state, selected))
+            if was_held
+        ]
+        self._log(request, released, "Released.")
+        if released:
+            messages.success(request, f"Released {_locks(len(released))}.")
+        self._report_gone(request, len(selected), len(released))
+        return HttpResponseRedirect(self._url("changelist"))
+
+    @_guarded
+    def revoke_view(self, request: HttpRequest) -> HttpResponse:
+        """Show which tasks would be revoked; revoke them once that is confirmed."""
+        if not self.has_revoke_permission(request):
+            raise PermissionDenied
+        if (page := self._to_confirm(request, "revoke")) is not None:
+            return page
+        app_state, selected = _app_state(), request.POST.getlist("lock")
+        tried = list(revoke_all(app_state, _selected(app_state, selected)))
+        revoked = [lock for lock, waited in tried if waited]
+        running = len(tried) - len(revoked)
+        self._log(request, revoked, "Revoked.")
+        if revoked:
+            messages.success(
+                request, f"Revoked {_tasks(len(revoked))} that waited. The keys are free."
+            )
+        if running:
+            messages.warning(
+                request, f"{_tasks(running).capitalize()} had started, and a revoke stops none."
+            )
+        self._report_gone(request, len(selected), len(tried))
         return HttpResponseRedirect(self._url("changelist"))
 
     # -- parts ---------------------------------------------------------------
@@ -139,6 +167,8 @@ class LockAdmin(admin.ModelAdmin):
             "filters_inside": VERSION >= (6, 0),
             "listed_breadcrumbs": VERSION >= (6, 1),
             "can_release": self.has_release_permission(request),
+            "can_revoke": self.has_revoke_permission(request),
+            "can_act": self.has_release_permission(request) or self.has_revoke_permission(request),
             **context,
         }
         template = f"admin/celery_unique/lock/{name}.html"
@@ -159,12 +189,26 @@ class LockAdmin(admin.ModelAdmin):
         )
         return url
 
-    def _report(self, request: HttpRequest, released: int, gone: int) -> None:
-        if released:
-            messages.success(request, f"Released {_locks(released)}.")
-        if gone:
-            messages.warning(request, f"{_locks(gone).capitalize()} had ended or changed hands.")
-        if not released and not gone:
+    def _to_confirm(self, request: HttpRequest, name: str) -> HttpResponse | None:
+        """The page that asks first; None once that is confirmed, or for nothing to confirm."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        locks = _selected(_app_state(), request.POST.getlist("lock"))
+        if not locks or request.POST.get("confirm") == "yes":
+            return None
+        rows = self._rows(request, locks, units=2)
+        return self._page(request, name, {"title": "Are you sure?", "rows": rows})
+
+    def _log(self, request: HttpRequest, locks: Sequence[LockView], done: str) -> None:
+        for lock in locks:
+            entry = Lock(key=lock.key, task_name=lock.entry.task_name, task_id=lock.task_id)
+            self.log_change(request, entry, done)
+
+    def _report_gone(self, request: HttpRequest, selected: int, found: int) -> None:
+        if selected > found:
+            gone = _locks(selected - found).capitalize()
+            messages.warning(request, f"{gone} had ended or changed hands.")
+        elif not selected:
             messages.warning(request, "No lock was selected.")
 
 
@@ -176,14 +220,21 @@ def _holders(app_state: AppState, key: str) -> list[LockView]:
     return holders_of(key, *app_state.store.read(key)) if is_key(key) else []
 
 
-def _selected(app_state: AppState, value: str) -> list[LockView]:
-    """The lock of a form's value, ``key task_id``.
+def _selected(app_state: AppState, values: Sequence[str]) -> list[LockView]:
+    """The locks of a form's values, ``key task_id`` each.
 
     The task's id matters: since the page was made, another task may have taken the key.
     """
-    key, _, task_id = value.partition(" ")
-    return [lock for lock in _holders(app_state, key) if lock.task_id == task_id]
+    found = []
+    for value in values:
+        key, _, task_id = value.partition(" ")
+        found += [lock for lock in _holders(app_state, key) if lock.task_id == task_id]
+    return found
 
 
 def _locks(number: int) -> str:
     return "1 lock" if number == 1 else f"{number} locks"
+
+
+def _tasks(number: int) -> str:
+    return "1 task" if number == 1 else f"{number} tasks"

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from django.core.paginator import Paginator
 
+from celery_unique.operations.search import AGES, ANY, ENDED, Found, Wanted
 from celery_unique.operations.select import brief
 from celery_unique.policy.states import TERMINAL
 from celery_unique.publish.stale_holders.lock_view import LockView
 from celery_unique.stores.record import State
 
 from .admin_results import ResultLink
-from .admin_search import AGES, MOST_PAGES, ORDERS, Found, Wanted
 
 #: More tasks than these are found by a search.
 MOST_TASKS = 50
@@ -52,24 +52,6 @@ class Filter(NamedTuple):
     links: list[Link]
 
 
-def read_query(query: Any) -> Wanted:
-    """Read the query string; ignores values that are not valid."""
-    order = query.get("o", "")
-    return Wanted(
-        text=query.get("q", "").replace("\x00", "").strip()[:500],
-        task=query.get("task", ""),
-        state=query.get("state", "") if query.get("state") in set(State) else "",
-        age=query.get("age", "") if query.get("age") in AGES else "",
-        order=order if order.removeprefix("-") in ORDERS else "created",
-        page=_page(query.get("p", "1")),
-    )
-
-
-def _page(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
-    return min(max(number, 1), MOST_PAGES)
-
-
 def row_of(lock: LockView, url: str, result: ResultLink | None, units: int = 1) -> Row:
     entry, now = lock.entry, lock.now
     return Row(
@@ -105,23 +87,28 @@ def headers(query: Any, wanted: Wanted) -> list[Header]:
 
 def filters(query: Any, wanted: Wanted, found: Found) -> list[Filter]:
     tasks = {name: f"{name} ({number})" for name, number in found.tasks.most_common(MOST_TASKS)}
-    states = {
+    ended = sum(found.states[state] for state in TERMINAL)
+    states = {ENDED: f"finished, key kept ({ended})"} if ended or wanted.state == ENDED else {}
+    states |= {
         str(state): f"{state} ({found.states[state]})"
         for state in State
         if found.states[state] or state == wanted.state
     }
+    states[ANY] = f"any ({found.seen})"
     ages = {name: text for name, (text, _) in AGES.items()}
     if wanted.task:
         tasks.setdefault(wanted.task, wanted.task)
     return [
         Filter("task", _choices(query, "task", wanted.task, sorted(tasks.items()))),
-        Filter("state", _choices(query, "state", wanted.state, states.items())),
+        Filter("state", _choices(query, "state", wanted.state, states.items(), "Not finished")),
         Filter("age", _choices(query, "age", wanted.age, ages.items())),
     ]
 
 
-def _choices(query: Any, name: str, present: str, choices: Iterable[tuple[str, str]]) -> list[Link]:
-    links = [Link("All", _with(query, **{name: None, "p": None}), not present)]
+def _choices(
+    query: Any, name: str, present: str, choices: Iterable[tuple[str, str]], default: str = "All"
+) -> list[Link]:
+    links = [Link(default, _with(query, **{name: None, "p": None}), not present)]
     links += [
         Link(text, _with(query, **{name: value, "p": None}), value == present)
         for value, text in choices
@@ -142,6 +129,11 @@ def page_links(query: Any, found: Found) -> list[Link | None]:
         else None
         for number in numbers
     ]
+
+
+def ended_url(query: Any) -> str:
+    """The same search among the finished tasks that keep their keys."""
+    return _with(query, state=ENDED, p=None)
 
 
 def _with(query: Any, **changes: Any) -> str:

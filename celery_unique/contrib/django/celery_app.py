@@ -49,6 +49,11 @@ def project_app() -> Any:
     return install(app)
 
 
+def project_apps() -> list[Any]:
+    """All apps but Celery's fallback, as they are."""
+    return _apps()
+
+
 def _apps() -> list[Any]:
     return [app for app in list(_state._get_active_apps()) if not _is_fallback(app)]
 

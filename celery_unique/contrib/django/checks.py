@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  Django's name
 
+from celery_unique.config.app_state import is_installed
 from celery_unique.config.settings import DEFAULT_SETTINGS, SETTINGS, read_settings
 from celery_unique.config.store_url import store_url
 from celery_unique.exceptions import ConfigurationError, nearest
 from celery_unique.stores import open_store
 
-from .celery_app import project_app
+from .celery_app import project_app, project_apps
 
 PREFIX = "CELERY_UNIQUE_"
 _NAMES = (*SETTINGS, *DEFAULT_SETTINGS)
+
+
+def check_installed_apps(**_: Any) -> list[CheckMessage]:
+    """Registered on import of this library: without its Django app, nothing else of it runs."""
+    if apps.is_installed("celery_unique.contrib.django"):
+        return []
+    found = sorted(
+        name
+        for app in project_apps()
+        if not is_installed(app)
+        for name, task in app.tasks.items()
+        if getattr(task, "unique", False)
+    )
+    if not found:
+        return []
+    return [
+        Warning(
+            "celery_unique.contrib.django is not in INSTALLED_APPS, so that duplicates run of "
+            f"{', '.join(found[:5])}{', ...' if len(found) > 5 else ''}.",
+            hint="Add 'celery_unique.contrib.django' to INSTALLED_APPS.",
+            id="celery_unique.W006",
+        )
+    ]
 
 
 def check_project(**_: Any) -> list[CheckMessage]:
@@ -115,10 +141,12 @@ def _check_values(app: Any) -> Iterator[CheckMessage]:
 
 def _store_error(error: Exception, url: str) -> CheckMessage:
     scheme = url.partition("://")[0]
+    command = re.search(r"pip install .+$", str(error))
     number, hint = {
         "django-cache": ("E003", "Name a cache of CACHES whose backend is Redis."),
         "django-db": ("E004", "Name a database of DATABASES that is PostgreSQL or SQLite."),
     }.get(scheme, ("E001", f"Set {PREFIX}STORE_URL to the URL of a lock store."))
+    hint = f"Run {command[0]}" if command else hint
     return Error(str(error), hint=hint, id=f"celery_unique.{number}")
 
 

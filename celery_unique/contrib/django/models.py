@@ -32,7 +32,10 @@ class Lock(models.Model):
         verbose_name = "lock"
         verbose_name_plural = "locks"
         default_permissions = ("view",)
-        permissions = (("release_lock", "Can release lock"),)
+        permissions = (
+            ("release_lock", "Can release lock"),
+            ("revoke_lock", "Can revoke task of lock"),
+        )
 
     def __str__(self) -> str:
         return f"{self.task_name} [{self.task_id}]"

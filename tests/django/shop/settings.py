@@ -67,3 +67,14 @@ if "SHOP_STORE_URL" in os.environ:
     # The machine that runs the tests may be busy with others.
     CELERY_UNIQUE_STORE_TIMEOUT = 20
     CELERY_UNIQUE_GATE_TIMEOUT = 5
+
+TASKS = {
+    "default": {
+        "BACKEND": "celery_unique.contrib.django.task_backend.CeleryBackend",
+        "QUEUES": ["default", "slow"],
+    },
+    "windowed": {
+        "BACKEND": "celery_unique.contrib.django.task_backend.CeleryBackend",
+        "OPTIONS": {"unique": True, "unique_for": "PT10M", "unique_states": "window"},
+    },
+}

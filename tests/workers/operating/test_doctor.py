@@ -12,7 +12,7 @@ import pytest
 from celery_unique import lookup
 from celery_unique.config.app_state import state_of
 from celery_unique.stores.base import Claim
-from tests.support import RedisServer, Worker, eventually
+from tests.support import RedisServer, Worker, eventually, filesystem_settings
 from tests.support.server import find_program, free_port
 from tests.workers.operating.desk import ANSWERS_WITHIN_S, Desk, Done
 
@@ -382,6 +382,33 @@ def test_it_says_that_the_broker_does_not_answer(desk):
 
     assert done.code == 1
     assert ("broker", "error") in found(done)
+
+
+def test_a_broker_of_files_has_remote_control_and_nothing_there_is_known_to_be_lost(
+    good_server, directory
+):
+    conf = {**filesystem_settings(directory), "result_backend": "cache+memory://"}
+    desk = Desk("filesystem://", good_server.url_of(7), directory, conf)
+    result = desk.app.send_task("shop.rebuild_index", kwargs={"shop_id": 7}, unique=True)
+    with desk.app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("operated")
+    try:
+        desk.start_worker("files", queues=["other"])
+        done = examine(desk)
+        eventually(
+            lambda: "filesystem" in desk.unique("release", "--lost", "--yes", "--json").out,
+            timeout=30,
+            message="not old enough",
+        )
+        lost = desk.unique("release", "--lost", "--yes", "--json")
+    finally:
+        desk.close()
+
+    assert done.code == 0, done.out
+    assert len(done.json()["workers"]) == 1
+    assert (lost.code, lost.json()["released"], lost.json()["unknown"]) == (3, 0, 1)
+    assert "filesystem" in lost.json()["reasons"][0]["reason"]
+    assert result.id
 
 
 def test_sqs_with_predefined_queues_is_no_dead_broker(good_server, directory, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from celery_unique import lookup
+from celery_unique.publish.stale_holders.workers import query_workers
 from tests.support import RedisServer, eventually
 from tests.workers.operating.desk import ANSWERS_WITHIN_S, Desk, Done
 
@@ -164,3 +165,13 @@ def test_a_broker_that_cannot_be_looked_into_proves_nothing(redis_server, direct
         assert is_held(desk, result)
     finally:
         desk.close()
+
+
+def test_a_worker_replies_to_each_of_several_queries_in_a_row(redis_desk):
+    """The replies to a query must not go to the connection on which an earlier one waited."""
+    redis_desk.start_worker("w1")
+
+    replied = [set(query_workers(redis_desk.app, 0.5).replies) for _ in range(5)]
+
+    assert replied == [replied[0]] * 5
+    assert len(replied[0]) == 1
