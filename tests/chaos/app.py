@@ -22,6 +22,7 @@ from celery.worker.request import Request
 import celery_unique
 from celery_unique.config import leases
 from celery_unique.header import HEADER, LockHeader
+from celery_unique.publish.store_client import CallerStoreClient
 from celery_unique.stores.redis import RedisStore
 from tests.chaos.journal import Journal
 
@@ -62,7 +63,8 @@ def make_app() -> Celery:
         unique_queue_lease=CHAOS["queue_lease"],
         unique_publish_grace=CHAOS["grace"],
         unique_store_timeout=1,
-        unique_gate_timeout=0.5,
+        # Not the time of a busy machine with a database: a gate that gives up needs a fault.
+        unique_gate_timeout=0.5 if CHAOS["store"].startswith("redis") else 2.5,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=1,
@@ -118,7 +120,7 @@ _break_store(CHAOS.get("broken", ""))
 app = make_app()
 
 
-def _facts(task: Task, number: int) -> dict[str, Any]:
+def _facts(task: Task, number: int, values: list[str] | None) -> dict[str, Any]:
     header = LockHeader.from_message(getattr(task.request, HEADER, None))
     unique = task.request.unique
     return {
@@ -130,6 +132,7 @@ def _facts(task: Task, number: int) -> dict[str, Any]:
         "delivery": header.delivery if header else "",
         "token": unique.token if unique else None,
         "retries": task.request.retries,
+        **({} if values is None else {"values": values}),
     }
 
 
@@ -140,8 +143,8 @@ def _still_mine(task: Task) -> bool | None:
         return None
 
 
-def _body(task: Task, number: int, *, retrying: bool) -> int:
-    facts = _facts(task, number)
+def _body(task: Task, number: int, values: list[str] | None = None, *, retrying: bool) -> int:
+    facts = _facts(task, number, values)
     journal.note("start", **facts)
     # A few outlive their lease and, on Redis, the visibility timeout.
     long = dice.random() < CHAOS["long_bodies"]
@@ -188,15 +191,100 @@ def late_retrying(self: Task, number: int) -> int:
     return _body(self, number, retrying=True)
 
 
-TASKS = (early, early_retrying, late, late_retrying)
+LATE: dict[str, Any] = {"base": ChaosTask, "acks_late": True, "reject_on_worker_lost": True}
+
+
+@app.task(bind=True, unique=True, unique_on_conflict="reject", **LATE)
+def rejecting(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, unique=True, unique_on_conflict="replace", **LATE)
+def replacing(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, unique=True, unique_on_conflict="replace_except_schedule", **LATE)
+def rescheduling(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, unique=True, unique_on_conflict="replace", unique_max_wait=2, **LATE)
+def debounced(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, unique=True, unique_on_conflict="rerun", **LATE)
+def rerunning(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, **LATE)
+def keyed(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+@app.task(bind=True, unique_guard=True, **LATE)
+def guarded(self: Task, number: int) -> int:
+    return _body(self, number, retrying=False)
+
+
+#: How long the outcome of a call with an idempotency key is kept.
+KEYED_S = 3.0
+TASKS = [
+    *(early, early_retrying, late, late_retrying),
+    *(rejecting, replacing, rescheduling, debounced, rerunning, keyed, guarded),
+]
+
+if not CHAOS["previous"]:  # the previous release has neither
+
+    @app.task(bind=True, unique=True, unique_on_conflict="queue", **LATE)
+    def queueing(self: Task, number: int) -> int:
+        return _body(self, number, retrying=False)
+
+    @app.task(
+        bind=True,
+        unique=True,
+        unique_on="number",
+        unique_on_conflict="merge",
+        unique_merge="values",
+        **LATE,
+    )
+    def merging(self: Task, number: int, values: list[str]) -> int:
+        return _body(self, number, values, retrying=False)
+
+    TASKS += [queueing, merging]
+
+if CHAOS["tasks"]:
+    TASKS = [task for task in TASKS if task.name.rpartition(".")[2] in CHAOS["tasks"]]
 
 
 # -- what signals tell ---------------------------------------------------------------
 
 
-@signals.after_task_publish.connect
-def _published(sender: Any = None, headers: Any = None, **_: Any) -> None:
-    journal.note("published", id=headers["id"], role=CHAOS["role"], pid=os.getpid())
+def _published(sender: Any = None, headers: Any = None, task_id: str = "", **_: Any) -> None:
+    task_id = headers["id"] if headers else task_id
+    journal.note("published", id=task_id, role=CHAOS["role"], pid=os.getpid())
+
+
+def _note_one_act() -> None:
+    """Calls that are published in one act are counted, so that a run cannot miss that way."""
+    begin_publish: Any = CallerStoreClient.begin_publish
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        journal.note("one_act", pid=os.getpid())
+        return begin_publish(self, *arguments)
+
+    CallerStoreClient.begin_publish = noted  # type: ignore[method-assign]
+
+
+# A receiver of Celery's signal makes every call of its process take two steps. The library's own
+# signal is sent when the message is published, too, but not for the retries of workers.
+if CHAOS["one_server"] and CHAOS["role"].startswith("p"):
+    _note_one_act()
+    celery_unique.unique_acquired.connect(_published)
+else:
+    signals.after_task_publish.connect(_published)
 
 
 @signals.task_received.connect

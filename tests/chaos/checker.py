@@ -10,15 +10,20 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from tests.chaos.journal import Event, read
-from tests.chaos.reasons import AFTERMATH_S, Reasons, hits
+from tests.chaos.reasons import AFTERMATH_S, UNAVAILABLE, Reasons, hits
 from tests.chaos.report import Finding, Report
-from tests.chaos.story import DUPLICATE, Call, Fault, Run, Story
+from tests.chaos.story import CONFLICT, SUPERSEDING, Call, Fault, Run, Story, is_late
 
+#: As in the app, which cannot be imported without its settings.
+KEYED, KEYED_S = "tests.chaos.app.keyed", 3.0
 #: From the last line of a body to the lock given back, on a busy machine.
 FINISH_S = 0.75
+#: The same while the circuit is open: it is released in the background, at most a second later.
+RELEASED_LATER_S = 1.0 + 2 * FINISH_S
 
 
 class Checker:
@@ -30,6 +35,8 @@ class Checker:
         return [
             *self._lost(),
             *self._swallowed(),
+            *self._merged(),
+            *self._superseded(),
             *self._overlaps(),
             *self._lapses(),
             *self._twice(),
@@ -43,16 +50,35 @@ class Checker:
         complete = {run.id for run in self.story.runs if run.complete}
         told: dict[str, Call] = {}
         for call in self.story.calls:
-            if call.returned is not None and call.id not in complete:
+            # A rejection promises nothing.
+            if call.returned is not None and call.id not in complete and call.outcome != "rejected":
                 told.setdefault(call.id, call)
         for task_id, call in told.items():
-            what, why = self._why_lost(task_id, late="late" in call.key)
+            if self._is_superseded(call):
+                continue
+            what, why = self._why_lost(call)
             says = f"task {task_id} was accepted ({call.outcome}) and never ran to its end"
             yield Finding(what, call.key, call.began, says, why)
 
-    def _why_lost(self, task_id: str, late: bool) -> tuple[str, str]:
-        story = self.story
-        if not late:
+    def _is_superseded(self, call: Call) -> bool:
+        """Whether a later call took its place, for which the same holds as for any call. The first
+        one that was admitted after it and took no place shows that it had none any more."""
+        assert call.returned is not None
+        for other in self.story.calls_of[call.key]:
+            if other.id == call.id or (other.returned or other.began) < call.began:
+                continue
+            # Without an outcome: its process died in it.
+            if other.outcome in (*SUPERSEDING, "") and _supersedes(other.key):
+                return True
+            if other.outcome == "created" and other.began > call.returned:
+                return False
+        return False
+
+    def _why_lost(self, call: Call) -> tuple[str, str]:
+        story, task_id = self.story, call.id
+        if why := self._evicted_while_parked(call):
+            return "lost with record", why
+        if not is_late(call.key):
             if any(run.killed for run in story.runs_of[task_id]):
                 return "lost", "acknowledged early, killed in its body"
             for ack in story.of_id("ack", task_id):
@@ -62,6 +88,12 @@ class Checker:
                 ):
                     return "lost", "acknowledged early, killed before its body began"
         return self._lost_by_broker(task_id) or ("lost", "")
+
+    def _evicted_while_parked(self, call: Call) -> str:
+        """The message of a parked call is in the record, and nowhere else."""
+        if call.outcome != "queued" or self.story.of_id("published", call.id):
+            return ""
+        return self.reasons.evicted(call.key, call.began, self.story.events[-1]["t"])
 
     def _lost_by_broker(self, task_id: str) -> tuple[str, str] | None:
         """kombu takes a message out of Redis before it notes that it has it: a worker that dies
@@ -75,9 +107,27 @@ class Checker:
                 hit = restarted or fault.kind == "worker killed"
                 if fault.link in ("broker", "both") and fault.target != "producers":
                     hit = True
-                if hit and fault.touches(put_at - 0.5, put_at + 1.5):
+                if hit and fault.touches(put_at - 0.5, self._taken_by(put_at)):
                     return "lost by broker", f"{how}, received by nobody ({fault})"
         return None
+
+    def _taken_by(self, put_at: float) -> float:
+        """When a message was taken at the latest that was put into its list then: a later one
+        was received, and Redis hands them out in order."""
+        later = (
+            received["t"]
+            for task_id, published in self._first_published.items()
+            if published > put_at
+            for received in self.story.of_id("received", task_id)[:1]
+        )
+        return max(put_at + 1.5, min(later, default=put_at))
+
+    @cached_property
+    def _first_published(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for event in self.story.by_what["published"]:
+            found.setdefault(event["id"], event["t"])
+        return found
 
     def _put_into_redis(self, task_id: str) -> Iterator[tuple[float, str]]:
         """When the message was last put into its list, and was not seen since: it was published,
@@ -90,14 +140,85 @@ class Checker:
         elif received and any(story.kills(received[-1]["pid"], received[-1]["t"])):
             yield received[-1]["t"] + story.settings["visibility"] + 0.5, "delivered again"
 
+    # -- values of calls that were merged ---------------------------------------------------
+
+    def _merged(self) -> Iterator[Finding]:
+        """Each value of an accepted call is in a run to its end, and in those of one task only. A
+        call without its task is found by the others, and is not reported again."""
+        ran: dict[str, set[str]] = defaultdict(set)
+        ended = {run.id for run in self.story.runs if run.complete}
+        for run in self.story.runs:
+            for value in run.values if run.complete else ():
+                ran[value].add(run.id)
+        for call in self.story.calls:
+            if not call.value:
+                continue
+            if call.returned is not None and call.id in ended and not ran[call.value]:
+                says = f"its value is in no run of {call.id}, with which it was {call.outcome}"
+                why = self._why_value_lost(call)
+                yield Finding(
+                    "lost with record" if why else "lost", call.key, call.began, says, why
+                )
+            if len(ran[call.value]) > 1:
+                says = f"its value is in the runs of {len(ran[call.value])} tasks"
+                why = self.reasons.store_restarted(call.began - 1, call.returned or call.began + 9)
+                yield Finding("twice", call.key, call.began, says, why)
+
+    def _why_value_lost(self, call: Call) -> str:
+        """The values of merged calls are in the record, until its task starts."""
+        runs = self.story.runs_of[call.id]
+        first = min(run.start for run in runs)
+        merged = call.outcome == "merged"
+        return self.reasons.evicted(call.key, call.began, first) if merged else ""
+
+    # -- superseded tasks that run nevertheless ---------------------------------------------
+
+    def _superseded(self) -> Iterator[Finding]:
+        admitted = {call.id: call for call in self.story.calls if call.outcome not in CONFLICT}
+        for call in self.story.calls:
+            if call.outcome != "replaced" or call.returned is None:
+                continue
+            for run in self._began_after(call):
+                old = admitted.get(run.id)
+                if old is None or old.returned is None or old.returned >= call.began:
+                    continue
+                says = f"task {run.id} was replaced by {call.id} and began afterwards"
+                yield Finding("superseded", call.key, run.start, says, self._why_began(run))
+
+    def _began_after(self, call: Call) -> Iterator[Run]:
+        """The first runs of the other tasks of the key that began after the call."""
+        assert call.returned is not None
+        for task_id in {run.id for run in self._runs_of_key[call.key]} - {call.id}:
+            first = min(self.story.runs_of[task_id], key=lambda run: run.start)
+            if first.start > call.returned:
+                yield first
+
+    def _why_began(self, run: Run) -> str:
+        return (
+            self.reasons.blind_gate(run)
+            or self.reasons.unconfirmed(run.id)
+            or self.reasons.waited_too_long(run)
+            or self.reasons.store_restarted(self.story.born(run.id), run.start)
+            or self.reasons.evicted(run.key, self.story.admitted(run.id), run.start)
+        )
+
+    @cached_property
+    def _runs_of_key(self) -> dict[str, list[Run]]:
+        found: dict[str, list[Run]] = defaultdict(list)
+        for run in self.story.runs:
+            found[run.key].append(run)
+        return found
+
     # -- calls that a task answered which was over -----------------------------------
 
     def _swallowed(self) -> Iterator[Finding]:
         for call in self.story.calls:
-            if call.outcome != DUPLICATE:
+            if call.outcome not in CONFLICT or self._is_kept(call):
                 continue
-            ends = [run.over for run in self.story.runs_of[call.id] if run.complete]
-            if not ends or max(ends) >= call.began - FINISH_S:
+            runs = self.story.runs_of[call.id]
+            ends = [run.over for run in runs if run.complete]
+            # With two deliveries, one may have ended while the other continues, or is retried.
+            if not ends or max(run.over for run in runs) >= call.began - FINISH_S:
                 continue
             last = max(self.story.runs_of[call.id], key=lambda run: run.over)
             says = (
@@ -107,19 +228,35 @@ class Checker:
             why = self._why_held_on(last, call.began)
             yield Finding("swallowed", call.key, call.began, says, why)
 
+    def _is_kept(self, call: Call) -> bool:
+        """Whether the task keeps its idempotency key although it has ended."""
+        kept = call.key.startswith(KEYED)
+        # Its birth may be noted up to a second too early.
+        born = self.story.born(call.id)
+        longest = KEYED_S + FINISH_S + self.story.store_behind(born, call.began)
+        return kept and call.began < born + 1.0 + longest
+
     def _why_held_on(self, run: Run, until: float) -> str:
         """Why the key was not free soon after the body's end. No fault explains it for longer
         than the run lease and the pause between two attempts to give it back."""
 
+        # An idempotency key outlives its time until the message is acknowledged: if it is not, the
+        # task runs again.
+        settled_by_broker = run.key.startswith(KEYED)
+
         def kept_from_finishing(fault: Fault) -> bool:
-            if until > max(run.over, fault.until) + self.story.run_lease + AFTERMATH_S:
+            longest = self.story.run_lease + AFTERMATH_S + self.story.store_behind(run.start, until)
+            if until > max(run.over, fault.until) + longest:
                 return False
-            return fault.kind in ("store restarted", "machine stalled") or (
-                hits(run.worker, fault) and fault.link != "broker"
+            return fault.kind in (*UNAVAILABLE, "machine stalled") or (
+                hits(run.worker, fault) and (settled_by_broker or fault.link != "broker")
             )
 
         since, before = run.over - 2, min(until, run.over + self.story.run_lease)
         why = self.reasons.find(since, before, kept_from_finishing, "could not give it back")
+        why = why or self.reasons.set_back(run, until)
+        if not why and until < run.over + RELEASED_LATER_S:
+            why = self.reasons.circuit_open(run)
         if not why and until < run.over + 2 * self.story.run_lease:
             # It never had the lock: a dead delivery's lease had to lapse first.
             why = self.reasons.blind_gate(run)
@@ -128,10 +265,7 @@ class Checker:
     # -- two runs at once ------------------------------------------------------------
 
     def _overlaps(self) -> Iterator[Finding]:
-        by_key: dict[str, list[Run]] = defaultdict(list)
-        for run in self.story.runs:
-            by_key[run.key].append(run)
-        for key, runs in by_key.items():
+        for key, runs in self._runs_of_key.items():
             for number, first in enumerate(runs):
                 for second in runs[number + 1 :]:
                     if second.start < first.over:
@@ -148,11 +282,13 @@ class Checker:
     def _why_at_once(self, first: Run, second: Run) -> str:
         reasons = self.reasons
         lived = min(self.story.born(first.id), self.story.born(second.id))
+        admitted = min(self.story.admitted(first.id), self.story.admitted(second.id))
         why = (
             reasons.blind_gate(first)
             or reasons.blind_gate(second)
             or reasons.lapse(*self._in_order_of_gate(first, second))
             or reasons.store_restarted(lived, second.start)
+            or reasons.evicted(first.key, admitted, second.start)
         )
         if why or first.id == second.id:
             return why
@@ -195,6 +331,10 @@ class Checker:
         """The run that a signal is about; the signal may come before the body and after it."""
         runs = [run for run in self.story.runs_of[event["id"]] if run.worker == event["worker"]]
         near = [run for run in runs if self.story.received(run) - 0.05 <= event["t"]]
+        ended = [run for run in near if run.end is not None and run.end <= event["t"]]
+        if ended and event["reason"].endswith("when it ended"):
+            # The same task may have been delivered to this worker once more by then.
+            return max(ended, key=lambda run: run.over)
         return max(near, key=lambda run: run.start, default=None)
 
     def _let_in(self, event: Event) -> Run | None:
@@ -247,6 +387,7 @@ class Checker:
                     or self.reasons.lapse(*self._in_order_of_gate(first, second))
                     or self.reasons.delivered_again(second)
                     or self.reasons.store_restarted(self.story.received(first), second.start)
+                    or self.reasons.evicted(first.key, self.story.received(first), second.start)
                     or self.reasons.published_twice(task_id)
                 )
                 yield Finding("twice", second.key, second.start, says, why)
@@ -273,6 +414,12 @@ class Checker:
             if event["waiting"]:
                 says = f"{event['waiting']} messages were never handled"
                 yield Finding("unhandled", "", event["t"], says)
+
+
+def _supersedes(key: str) -> bool:
+    """Whether calls of the key may take the place of others."""
+    names = ("replacing", "rescheduling", "debounced", "rerunning")
+    return key.startswith(tuple(f"tests.chaos.app.{name}" for name in names))
 
 
 def check(events: Iterable[Event]) -> Report:

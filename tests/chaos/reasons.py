@@ -8,6 +8,10 @@ from functools import partial
 from tests.chaos.journal import Event
 from tests.chaos.story import Fault, Run, Story
 
+#: What keeps everybody from the store: it replies to nobody, or refuses what it is asked to write.
+UNAVAILABLE = ("store restarted", "out of memory", "disk full")
+#: A server sees a jump of its clock so much later at most: Valkey looks ten times a second.
+LOOKS_S = 0.2
 #: How long after a fault its effects may begin: a circuit breaker leaves a store alone for 5 s.
 AFTERMATH_S = 7.0
 
@@ -41,14 +45,60 @@ class Reasons:
                 return fault.target == run.worker  # its pool may live a little longer
             if fault.seconds < enough:
                 return False
-            if fault.kind in ("store restarted", "machine stalled"):
+            if fault.kind in (*UNAVAILABLE, "machine stalled"):
                 return True
             if fault.target != run.worker:
                 return False
             return fault.kind == "worker stopped" or fault.link in ("store", "both")
 
         since = self._story.received(run)
-        return self.find(since, until, stopped_renewing, "its lease could not be renewed")
+        return (
+            self.find(since, until, stopped_renewing, "its lease could not be renewed")
+            or self._jumped_over(self._held_since(run), until, enough)
+            or self.evicted(run.key, self._story.admitted(run.id), until)
+        )
+
+    def _held_since(self, run: Run) -> float:
+        """A retry goes on with the lock of the run before it, or without one if it had none."""
+        before = (
+            self._story.received(other)
+            for other in self._story.runs_of[run.id]
+            if other.outcome == "retry" and other.over < run.start
+        )
+        return min([*before, self._story.received(run)])
+
+    def _jumped_over(self, since: float, until: float, lease: float) -> str:
+        """Why a lease that was held all the time lapsed: the store's clock was set ahead by more
+        than was left of it. Set back, it makes leases longer, and none of them lapse."""
+
+        def jumped(fault: Fault) -> bool:
+            return fault.ahead >= lease and since - LOOKS_S <= fault.t <= until
+
+        return self.find(since, until, jumped, "its lease was over at once")
+
+    def set_back(self, run: Run, until: float) -> str:
+        """Why a lock is there that had lapsed when its task ended, and was not removed: the clock
+        was set back, to before the end of its lease."""
+
+        def was_back(fault: Fault) -> bool:
+            lapsed = self._story.received(run) - LOOKS_S <= fault.t <= run.over
+            in_lease = fault.until <= until <= fault.t + self._story.run_lease
+            return lapsed and in_lease and fault.ahead > 0
+
+        return (
+            self.find(run.start, until, was_back, "lapsed, and there again")
+            if run.still_mine is False
+            else ""
+        )
+
+    def evicted(self, key: str, since: float, until: float) -> str:
+        """Whether the store dropped this very record."""
+        of_record = self._story.key_of_record
+
+        def dropped(fault: Fault) -> bool:
+            return any(of_record.get(record) == key for record in fault.evicted)
+
+        return self.find(since, until, dropped, "its record was dropped")
 
     def blind_gate(self, run: Run) -> str:
         """Why the store could not be asked before the body began."""
@@ -56,12 +106,22 @@ class Reasons:
             return ""
 
         def no_store(fault: Fault) -> bool:
-            if fault.kind in ("store restarted", "machine stalled"):
+            if fault.kind in (*UNAVAILABLE, "machine stalled"):
                 return True
             return fault.target == run.worker and fault.link in ("store", "both")
 
         since = self._story.received(run) - AFTERMATH_S
         return self.find(since, run.start, no_store, "the gate could not ask the store")
+
+    def circuit_open(self, run: Run) -> str:
+        """Why the store was not used at the end of the body, although it could be reached."""
+
+        def no_store(fault: Fault) -> bool:
+            if fault.kind in UNAVAILABLE:
+                return True
+            return fault.target == run.worker and fault.link in ("store", "both")
+
+        return self.find(run.over - AFTERMATH_S, run.over, no_store, "the circuit was open")
 
     # -- messages that come back -------------------------------------------------
 
@@ -86,7 +146,7 @@ class Reasons:
         ended = before.end or 0.0
 
         def kept_from_telling(fault: Fault) -> bool:
-            if before.pid in fault.pids or fault.kind == "store restarted":
+            if before.pid in fault.pids or fault.kind in UNAVAILABLE:
                 return True
             return fault.target == before.worker and (
                 fault.link in ("store", "both") or fault.kind == "worker stopped"
@@ -149,11 +209,17 @@ class Reasons:
                 return "its producer died before it confirmed (producer killed)"
 
             def no_store(fault: Fault) -> bool:
-                if fault.kind == "store restarted":
+                if fault.kind in UNAVAILABLE:
                     return True
                 return fault.link in ("store", "both") and fault.target == "producers"
 
-            reason = self.find(event["t"] - grace, event["t"] + 1, no_store, "not confirmed")
+            until = event["t"] + 1
+            reason = self.find(event["t"] - grace, until, no_store, "not confirmed")
+            # The grace is over at once where the clock jumps before the confirm, as which a start
+            # counts.
+            started = min((run.start for run in story.runs_of[task_id]), default=until)
+            since, until = story.admitted(task_id), min(until, started)
+            reason = reason or self._jumped_over(since, until, grace / 2)
             if reason:
                 return reason
         if any(
@@ -178,6 +244,12 @@ class Reasons:
     def waited_too_long(self, run: Run) -> str:
         published = [e["t"] for e in self._story.of_id("published", run.id) if e["t"] < run.start]
         received = self._story.received(run)
-        if published and received - max(published) > self._story.settings["queue_lease"]:
+        if not published:
+            return ""
+        waited = received - max(published)
+        lease: float = self._story.settings["queue_lease"]
+        if waited > lease:
             return "waited longer than the queue lease"
+        if waited + self._story.store_ahead(max(published), received) > lease:
+            return "waited longer than the queue lease (clock jumped)"
         return ""

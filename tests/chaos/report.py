@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.story import DUPLICATE, Story, key_of_event
+from tests.chaos.story import CONFLICT, Story, key_of_event
 
 #: How far to both sides of a violation its key's history is shown.
 TIMELINE_S = 10.0
@@ -28,6 +28,7 @@ MUST_BE_ZERO = {
     "lost": ("lost",),
     "swallowed": ("swallowed",),
     "two at once": ("overlap",),
+    "superseded": ("superseded",),
     "lapsed": ("lapsed",),
     "ran twice": ("twice",),
     "left over": ("left", "unended", "unhandled", "stuck"),
@@ -36,9 +37,10 @@ MUST_BE_ZERO = {
 EXPLAINED = {
     "early ack": ("lost",),
     "by broker": ("lost by broker",),
+    "evicted": ("lost with record",),
     "swallowed": ("swallowed",),
     "lapsed": ("lapsed",),
-    "duplicates": ("overlap", "twice"),
+    "duplicates": ("overlap", "twice", "superseded"),
 }
 
 
@@ -78,8 +80,10 @@ class Report:
         settings = self.story.settings
         last = self.story.events[-1]["t"] - settings["t"]
         return (
-            f"{settings['broker']}: {last:.0f} s, run lease {settings['run_lease']:g} s, "
+            f"{settings['broker']}, locks in {settings['store']}: {last:.0f} s, "
+            f"run lease {settings['run_lease']:g} s, "
             f"queue lease {settings['queue_lease']:g} s, {len(self.story.calls)} calls, "
+            f"{len(self.story.by_what['one_act'])} of them asked to publish in one act, "
             f"{len(self.story.runs)} runs"
         )
 
@@ -106,7 +110,7 @@ class Report:
             "fault": kind or "all",
             "faults": sum(here(f.t) and f.kind != "machine stalled" for f in self.story.faults),
             "calls": len(calls),
-            "duplicates": sum(call.outcome == DUPLICATE for call in calls),
+            "duplicates": sum(call.outcome in CONFLICT for call in calls),
             "refused": sum(call.outcome == "refused" for call in calls),
             "runs": sum(here(run.start) for run in self.story.runs),
         }
@@ -155,7 +159,7 @@ class Report:
             )
             if abs(after) > TIMELINE_S or not (mine or event["what"] == "fault"):
                 continue
-            if abs(after) > 1 and (event["what"] == "call" or event.get("outcome") == DUPLICATE):
+            if abs(after) > 1 and (event["what"] == "call" or event.get("outcome") in CONFLICT):
                 continue
             facts = {n: v for n, v in event.items() if n not in ("t", "what", "task", "arg")}
             if event["what"] == "fault":

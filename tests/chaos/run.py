@@ -1,6 +1,7 @@
-"""Chaos: producers and workers on Redis and RabbitMQ while things die, stop and are cut off.
+"""Chaos: producers and workers while things die, stop and are cut off, on several brokers and lock
+stores.
 
-Prints a table for each broker with a line for each kind of fault, and ends with code 1, showing
+Prints a table for each of them with a line for each kind of fault, and ends with code 1, showing
 the history of the key in question, when something happened that must not.
 """
 
@@ -12,43 +13,78 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos import checker
-from tests.chaos.faults import Injector
+from tests.chaos.faults import Injector, kinds_of
 from tests.chaos.journal import read
+from tests.chaos.previous import PREVIOUS, previous_release
 from tests.chaos.report import Report
 from tests.chaos.stage import Plan, Stage
+from tests.support import eventually
 
 BROKERS = ("redis", "one redis", "rabbitmq")
+STORES = ("redis", "valkey", "sentinel", "cluster", "postgresql", "mariadb")
+#: Broker and lock store of each run.
+SETUPS = (*((broker, "redis") for broker in BROKERS), *(("redis", store) for store in STORES[1:]))
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    brokers = [options.broker] if options.broker else list(BROKERS)
+    setups = [
+        (broker, store)
+        for broker, store in SETUPS
+        if broker == (options.broker or broker) and store == (options.store or store)
+        if {*options.fault} <= {*kinds_of(plan_of(broker, store))}
+    ]
+    if not setups:
+        print(f"no run has this broker, this store and these faults: {SETUPS}")
+        return 2
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10_000)
     directory = options.directory or Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {seed}, logs in {directory}", flush=True)
     passed = True
-    for broker in brokers:
-        place = directory / broker.replace(" ", "-")
+    for broker, store in setups:
+        place = directory / f"{broker}-{store}".replace(" ", "-")
         place.mkdir(parents=True)
-        plan = Plan(broker=broker, seed=seed, broken=options.broken)
-        report = run(plan, place, options.minutes * 60 / len(brokers), options.episode)
+        previous = str(previous_release(options.previous, place)) if options.previous else ""
+        plan = replace(plan_of(broker, store), seed=seed, broken=options.broken, previous=previous)
+        seconds = options.minutes * 60 / len(setups)
+        report = run(plan, place, seconds, options.episode, options.fault)
         print(report.text(), flush=True)
         passed = passed and report.passed
     return 0 if passed else 1
 
 
+def plan_of(broker: str, store: str) -> Plan:
+    return Plan(broker=broker, store=store, seed=0, clock=True, disk=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="of faults, divided among the brokers"
+        "--minutes", type=float, default=10.0, help="of faults, divided among the runs"
     )
-    parser.add_argument("--broker", choices=BROKERS, help="only this one")
+    parser.add_argument("--broker", choices=BROKERS, help="only runs with this one")
+    parser.add_argument("--store", choices=STORES, help="only runs with this lock store")
     parser.add_argument("--seed", type=int, help="of the calls and the faults (default: random)")
     parser.add_argument(
         "--episode", type=float, default=10.0, help="seconds under one kind of fault"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        help="only this kind of fault, as the table names it; may be given several times",
+    )
+    parser.add_argument(
+        "--previous",
+        metavar="COMMIT",
+        nargs="?",
+        const=PREVIOUS,
+        help="run every other caller and worker with the code of this commit (default: that of "
+        "the previous release)",
     )
     parser.add_argument("--directory", type=Path, help="for the logs (default: a new one)")
     parser.add_argument(
@@ -61,18 +97,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(
-    plan: Plan, directory: Path, seconds: float, episode_s: float, kinds: list[str] | None = None
+    plan: Plan,
+    directory: Path,
+    seconds: float,
+    episode_s: float,
+    kinds: list[str] | None = None,
+    bodies: int = 0,
 ) -> Report:
-    """One run on one broker: faults, then quiet until the longest lease has passed.
-
-    With 0 ``seconds`` there is one episode of each of the ``kinds``.
-    """
+    """One run on one broker: faults of these ``kinds``, or of all, then quiet until the longest
+    lease has passed. With 0 ``seconds`` there is one episode of each. Calls are made until at least
+    that many ``bodies`` have begun, however slow the machine is."""
     with Stage(plan, directory) as stage:
         injector = Injector(stage, random.Random(plan.seed))
         if seconds:
-            injector.rounds(time.monotonic() + seconds, episode_s)
+            injector.rounds(time.monotonic() + seconds, episode_s, kinds)
         else:
             injector.one_round(episode_s, kinds)
+        eventually(lambda: stage.bodies_begun() >= bodies, timeout=120, interval=0.5)
         _end(stage)
     return checker.check(read(directory))
 

@@ -16,6 +16,7 @@ import amqp
 
 from celery_unique.stores import open_store
 from tests.chaos.journal import Journal, read
+from tests.chaos.stores import OneServer, lock_servers
 from tests.support import (
     LocalProcess,
     ProcessFailed,
@@ -40,15 +41,21 @@ class Plan:
 
     broker: str  # redis, rabbitmq, or one redis: a server for the messages and the locks
     seed: int
+    store: str = "redis"  # redis, valkey, sentinel, cluster, postgresql or mariadb
+    clock: bool = False  # the server of the locks has one that can be set, if it can have one
+    disk: bool = False  # and a disk that can be filled
     run_lease: float = 3.0
     queue_lease: float = 20.0
     grace: float = 5.0
     visibility: float = 4.0
-    keys: int = 5
-    calls_per_s: float = 15.0
+    keys: int = 3
+    calls_per_s: float = 25.0
     long_bodies: float = 0.04  # the share that outlives its lease
     producers: int = 3
     broken: str = ""
+    tasks: tuple[str, ...] = ()  # the only ones that are called; empty: all
+    #: The tree of another release: every other process that is started is one of it.
+    previous: str = ""
 
     @property
     def longest_lease(self) -> float:
@@ -68,7 +75,7 @@ class Stage:
         self.plan = plan
         self.directory = directory
         self.journal = Journal(directory, "runner")
-        self.store = RedisServer(append_only=True)
+        self.store = lock_servers(plan.store, clock=plan.clock, disk=plan.disk)
         self.backend = RedisServer()
         self.rabbitmq = RabbitMQServer() if plan.broker == "rabbitmq" else None
         self.workers: dict[str, Worker] = {}
@@ -92,15 +99,17 @@ class Stage:
         self._open.close()
 
     def _start(self) -> None:
-        servers = [self.store, self.backend, *([self.rabbitmq] if self.rabbitmq else [])]
+        servers = [self.store.opened, self.backend, *([self.rabbitmq] if self.rabbitmq else [])]
         for server in servers:
             self._open.enter_context(server)
+        self.store.prepare()
         for who in (*WORKERS, "producers"):
+            ports = {"store": self.store.port, "broker": self._broker_port}
             if self._has_one_server:  # at one address, so that lock and message can be one act
-                self.proxies[who, "both"] = self._open.enter_context(TcpProxy(self.store.port))
-                continue
-            for link, port in (("store", self.store.port), ("broker", self._broker_port)):
-                self.proxies[who, link] = self._open.enter_context(TcpProxy(port))
+                ports = {"both": self.store.port}
+            for link, port in ports.items():
+                if port is not None:
+                    self.proxies[who, link] = self._open.enter_context(TcpProxy(port))
         self._open.callback(self._kill_all)
         self.journal.note(
             "settings",
@@ -114,8 +123,14 @@ class Stage:
             worker.wait_for_log(r" ready\.", 60)
         for _ in range(self.plan.producers):
             self.start_producer()
+        # An episode that ends before the first call would show nothing.
+        eventually(self._all_call, timeout=60, interval=0.1, message="a producer makes no call")
         threading.Thread(target=self._watch_machine, daemon=True).start()
         self._open.callback(self._watch_ended.set)
+
+    def _all_call(self) -> bool:
+        callers = {event["pid"] for event in read(self.directory) if event["what"] == "call"}
+        return len(callers) >= self.plan.producers
 
     def _kill_all(self) -> None:
         for process in (*self.workers.values(), *self.producers.values()):
@@ -135,8 +150,10 @@ class Stage:
     def _has_one_server(self) -> bool:
         return self.plan.broker == "one redis"
 
-    def _proxy(self, who: str, link: str) -> TcpProxy:
-        return self.proxies[who, "both" if self._has_one_server else link]
+    def _through(self, who: str, link: str, url: str) -> str:
+        """The URL through the proxy that stands there, if there is one."""
+        proxy = self.proxies.get((who, "both" if self._has_one_server else link))
+        return proxy.url_of(url) if proxy else url
 
     @property
     def _broker_port(self) -> int:
@@ -153,9 +170,10 @@ class Stage:
             **asdict(self.plan),
             "role": role,
             "runner": os.getpid(),
+            "one_server": self._has_one_server,
             "journal": str(self.directory),
-            "broker": self._proxy(who, "broker").url_of(self._broker_url),
-            "store": self._proxy(who, "store").url_of(self.store.url),
+            "broker": self._through(who, "broker", self._broker_url),
+            "store": self._through(who, "store", self.store.url),
             "backend": self.backend.url_of(2),
             **more,
         }
@@ -163,10 +181,17 @@ class Stage:
 
     # -- processes -------------------------------------------------------------
 
+    def _tree(self, role: str, number: int) -> Path:
+        """Where the code of the process with this number is."""
+        is_previous = bool(self.plan.previous) and number % 2 == 1
+        self.journal.note("started", role=role, previous=is_previous)
+        return Path(self.plan.previous) if is_previous else REPOSITORY
+
     def start_worker(self, name: str) -> Worker:
         """Without waiting: it takes seconds, in which the others go on."""
         pool, concurrency = WORKERS[name]
         self._workers_started += 1
+        tree = self._tree("worker", self._workers_started)
         worker = Worker(
             "tests.chaos.app",
             log_path=self.directory / f"{name}-{self._workers_started}.log",
@@ -175,6 +200,8 @@ class Stage:
             queues=[QUEUE],
             env=self._environment(name, name),
             name=name,
+            cwd=tree,
+            python_path=[tree],
         )
         worker.launch()
         self.workers[name] = worker
@@ -183,14 +210,15 @@ class Stage:
     def start_producer(self) -> None:
         self._producers_started += 1
         name = f"p{self._producers_started}"
+        tree = self._tree("producer", self._producers_started)
         seed = self.plan.seed * 1000 + self._producers_started
         producer = LocalProcess(
             [sys.executable, "-m", "tests.chaos.producers"],
             log_path=self.directory / f"{name}.log",
-            cwd=REPOSITORY,
+            cwd=tree,
             env={
                 **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
+                "PYTHONPATH": f"{tree}{os.pathsep}{REPOSITORY}",
                 **self._environment(name, "producers", seed=seed),
             },
         )
@@ -225,12 +253,12 @@ class Stage:
         """How many messages the broker has, delivered and unacknowledged ones included."""
         if self.rabbitmq is not None:
             return self._rabbitmq_messages(self.rabbitmq)
-        server, database = (self.store, 0) if self._has_one_server else (self.backend, 1)
-        with server.client(database) as client:
-            # Each priority has a list of its own, named after the queue.
-            names = client.keys(f"{QUEUE}*")
-            queued = sum(client.llen(name) for name in names if client.type(name) == b"list")
-            return int(queued + client.hlen("unacked"))
+        server, database = (self.backend, 1)
+        if self._has_one_server:
+            assert isinstance(self.store, OneServer)
+            assert isinstance(self.store.server, RedisServer)
+            server, database = self.store.server, 0
+        return messages_in_redis(server, database, QUEUE)
 
     def _rabbitmq_messages(self, server: RabbitMQServer) -> int:
         connection = amqp.Connection(host=f"127.0.0.1:{server.port}", connect_timeout=5)
@@ -256,6 +284,9 @@ class Stage:
 
     def _is_quiet(self) -> bool:
         return not self._bodies_running() and self.messages_waiting() == 0
+
+    def bodies_begun(self) -> int:
+        return sum(event["what"] == "start" for event in read(self.directory))
 
     def _bodies_running(self) -> int:
         running: set[tuple[str, str]] = set()
@@ -285,3 +316,12 @@ class Stage:
         finally:
             store.close()
         return locks, marks
+
+
+def messages_in_redis(server: RedisServer, database: int, queue: str) -> int:
+    """How many messages kombu has there, delivered and unacknowledged ones included."""
+    with server.client(database) as client:
+        # Each priority has a list of its own, named after the queue.
+        names = client.keys(f"{queue}*")
+        queued = sum(client.llen(name) for name in names if client.type(name) == b"list")
+        return int(queued + client.hlen("unacked"))

@@ -11,6 +11,15 @@ from tests.chaos.journal import Event
 
 COMPLETE = ("success", "failure")
 DUPLICATE = "deduplicated"
+#: What a call gets that another task prevents.
+CONFLICT = (DUPLICATE, "rejected")
+#: What a call gets that takes the place of tasks that have not started.
+SUPERSEDING = ("replaced", "rerun")
+
+
+def is_late(key: str) -> bool:
+    """Whether the messages of these tasks are acknowledged after the body."""
+    return not key.startswith("tests.chaos.app.early")
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,9 @@ class Fault:
     link: str = ""
     mode: str = ""
     pids: tuple[int, ...] = ()
+    ahead: float = 0.0  # how far the store's clock was set ahead at its beginning, until its end
+    records: tuple[tuple[str, str], ...] = ()  # of the store, each with the id of one task in it
+    evicted: frozenset[str] = frozenset()  # those that were
 
     def __str__(self) -> str:
         whose = "producers'" if self.target == "producers" else "worker's"
@@ -50,6 +62,7 @@ class Run:
     outcome: str = ""  # success, failure, retry; empty: it never came to its end
     still_mine: bool | None = None
     killed: Fault | None = None
+    values: tuple[str, ...] = ()  # of the calls that were merged
 
     @property
     def over(self) -> float:
@@ -63,7 +76,7 @@ class Run:
 
     @property
     def late(self) -> bool:
-        return self.key.startswith("tests.chaos.app.late")
+        return is_late(self.key)
 
 
 @dataclass
@@ -75,6 +88,7 @@ class Call:
     returned: float | None = None  # None: it raised, or its process died in it
     id: str = ""
     outcome: str = ""  # as the library told it; "refused" when it raised
+    value: str = ""  # that the call adds to what is merged
 
 
 class Story:
@@ -94,6 +108,9 @@ class Story:
         self.runs_of: dict[str, list[Run]] = defaultdict(list)
         for run in self.runs:
             self.runs_of[run.id].append(run)
+        self.calls_of: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            self.calls_of[call.key].append(call)
         self.key_of = {run.id: run.key for run in self.runs}
         self.key_of |= {call.id: call.key for call in self.calls if call.id}
 
@@ -101,7 +118,11 @@ class Story:
         calls: dict[str, Call] = {}
         for event in self.by_what["call"]:
             calls[event["call"]] = Call(
-                event["call"], key_of_event(event), event["pid"], event["t"]
+                event["call"],
+                key_of_event(event),
+                event["pid"],
+                event["t"],
+                value=event.get("value", ""),
             )
         for event in self.by_what["called"]:
             call = calls[event["call"]]
@@ -124,6 +145,7 @@ class Story:
                     delivery=event["delivery"],
                     token=event["token"],
                     start=event["t"],
+                    values=tuple(event.get("values", ())),
                 )
                 runs.append(run)
                 open_runs[place] = run
@@ -157,9 +179,32 @@ class Story:
 
     def born(self, task_id: str) -> float:
         """When the call began that published this id first."""
-        times = [c.began for c in self.calls if c.id == task_id and c.outcome == "created"]
+        times = [c.began for c in self.calls if c.id == task_id and c.outcome not in CONFLICT]
         published = [e["t"] - 1.0 for e in self.of_id("published", task_id)[:1]]
         return min([*times, *published], default=0.0)
+
+    def admitted(self, task_id: str) -> float:
+        """As `born`, but exact where the call was noted."""
+        times = [c.began for c in self.calls if c.id == task_id and c.outcome not in CONFLICT]
+        return min(times) if times else self.born(task_id)
+
+    def store_ahead(self, since: float, until: float) -> float:
+        """How much longer than this time it was for the store, whose clock jumped meanwhile."""
+        return sum(fault.ahead for fault in self.faults if since <= fault.t <= until)
+
+    def store_behind(self, since: float, until: float) -> float:
+        """By how much the store's clock was set back meanwhile."""
+        return sum(fault.ahead for fault in self.faults if since <= fault.until <= until)
+
+    @cached_property
+    def key_of_record(self) -> dict[str, str]:
+        """Which key a record of the store is of, by the tasks that were seen in it."""
+        return {
+            record: self.key_of[task_id]
+            for fault in self.faults
+            for record, task_id in fault.records
+            if task_id in self.key_of
+        }
 
     @cached_property
     def episodes(self) -> list[tuple[float, str]]:
@@ -187,4 +232,7 @@ def _fault(event: Event) -> Fault:
         link=event.get("link", ""),
         mode=event.get("mode", ""),
         pids=tuple(event.get("pids", ())),
+        ahead=event.get("ahead", 0.0),
+        records=tuple(event.get("records", {}).items()),
+        evicted=frozenset(event.get("evicted", ())),
     )

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 
 from tests.chaos.checker import check
+from tests.chaos.faults import kinds_of
 from tests.chaos.journal import Event, Journal, read
+from tests.chaos.previous import PREVIOUS, previous_release
 from tests.chaos.report import Report
 from tests.chaos.run import run
 from tests.chaos.stage import Plan
+from tests.chaos.stores import records_of
+from tests.support.worker import REPOSITORY
 
 EARLY = "tests.chaos.app.early"
 LATE = "tests.chaos.app.late"
+REPLACING = "tests.chaos.app.replacing"
+KEYED = "tests.chaos.app.keyed"
+MERGING = "tests.chaos.app.merging"
+QUEUEING = "tests.chaos.app.queueing"
+#: A run with fewer has shown little.
+BODIES = 50
 
 
 # -- the real thing ---------------------------------------------------------------------
@@ -26,21 +39,79 @@ LATE = "tests.chaos.app.late"
 @pytest.mark.parametrize("broker", ["redis", "one redis", "rabbitmq"])
 def test_nothing_is_lost_doubled_or_stuck_under_faults(broker, tmp_path):
     plan = Plan(broker=broker, seed=time.time_ns() % 10_000)
+    kinds = [
+        kind for kind in kinds_of(plan) if kind not in ("partition", "evicted", "out of memory")
+    ]
+    if broker == "redis":  # the rest, and the other stores, are make chaos
+        kinds += ["partition", "evicted"]
 
-    report = run(plan, tmp_path, seconds=0, episode_s=2)
+    report = run(plan, tmp_path, 0, 2, kinds, BODIES)
 
     print(report.text())
     assert report.passed, report.text()
-    assert len(report.story.runs) > 50
-    assert {fault.kind for fault in report.story.faults} >= {
-        "worker killed",
-        "pool child killed",
-        "worker shut down",
-        "worker stopped",
-        "producer killed",
-        "store restarted",
-        "connection cut",
+    assert len(report.story.runs) >= BODIES
+    created = sum(call.outcome == "created" for call in report.story.calls)
+    in_one_act = len(report.story.by_what["one_act"])
+    assert in_one_act >= created if broker == "one redis" else in_one_act == 0
+    assert len(kinds) >= 8
+    assert {"none", *(fault.kind for fault in report.story.faults)} >= {*kinds}
+    evictions = [e for e in report.story.by_what["fault"] if e["fault"] == "evicted"]
+    assert all(event["others"] or event["evicted"] for event in evictions)
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("store", ["sentinel", "cluster", "postgresql", "mariadb"])
+def test_nothing_is_lost_doubled_or_stuck_with_another_lock_store(store, tmp_path):
+    plan = Plan(broker="redis", store=store, seed=time.time_ns() % 10_000)
+    kinds = ["worker killed", "store restarted", *(["slots moved"] if store == "cluster" else [])]
+
+    report = run(plan, tmp_path, seconds=0, episode_s=4, kinds=kinds, bodies=BODIES)
+
+    print(report.text())
+    assert report.passed, report.text()
+    assert len(report.story.runs) >= BODIES
+    assert {fault.kind for fault in report.story.faults} >= set(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.timeout(240)
+def test_two_releases_work_side_by_side_under_faults(tmp_path):
+    """Callers and workers of both, crossed; each one that is started again is of the other."""
+    previous = previous_release(PREVIOUS, tmp_path)
+    plan = Plan(broker="one redis", seed=time.time_ns() % 10_000, previous=str(previous))
+
+    report = run(plan, tmp_path, 0, 4, ["none", "worker killed", "producer killed"], BODIES)
+
+    print(report.text())
+    assert report.passed, report.text()
+    assert len(report.story.runs) >= BODIES
+    started = [event for event in read(tmp_path) if event["what"] == "started"]
+    assert {(event["role"], event["previous"]) for event in started} == {
+        (role, is_previous) for role in ("worker", "producer") for is_previous in (True, False)
     }
+
+
+def test_the_processes_of_the_previous_release_import_its_code(tmp_path):
+    tree = previous_release(PREVIOUS, tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", "import celery_unique; print(celery_unique.__file__)"],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": f"{tree}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.strip() == str(tree / "celery_unique" / "__init__.py")
+
+
+def test_a_previous_release_that_the_history_lacks_is_an_error_with_the_cure(tmp_path):
+    with pytest.raises(RuntimeError, match=r"Commit 0{40} .* git fetch --unshallow"):
+        previous_release("0" * 40, tmp_path)
 
 
 @pytest.mark.slow
@@ -49,7 +120,14 @@ def test_nothing_is_lost_doubled_or_stuck_under_faults(broker, tmp_path):
 @pytest.mark.parametrize(("broken", "finding"), [("acquire", "overlap"), ("renew", "lapsed")])
 def test_a_broken_store_is_found_out(broken, finding, tmp_path):
     plan = Plan(
-        broker="redis", seed=1, broken=broken, long_bodies=0.25, keys=2, calls_per_s=4, producers=2
+        broker="redis",
+        seed=1,
+        broken=broken,
+        tasks=("early", "late"),
+        long_bodies=0.25,
+        keys=2,
+        calls_per_s=4,
+        producers=2,
     )
 
     report = run(plan, tmp_path, seconds=0, episode_s=4, kinds=["none"])
@@ -69,21 +147,31 @@ class Scene:
         self._key = {"task": task, "arg": 1}
         self._calls = 0
         self.events: list[Event] = []
-        self._note("settings", 0, broker=broker, clock_offset=0, **_LEASES)
+        self._note("settings", 0, broker=broker, store="redis", clock_offset=0, **_LEASES)
         self._note("episode", 0, fault="none")
 
     def _note(self, what: str, t: float, **facts: Any) -> None:
         self.events.append({"t": t, "what": what, **facts})
 
     def call(
-        self, t: float, task_id: str, *, outcome: str = "created", returned: float | None = None
+        self,
+        t: float,
+        task_id: str,
+        *,
+        outcome: str = "created",
+        returned: float | None = None,
+        **more: str,
     ) -> None:
         self._calls += 1
-        facts = {"call": f"p1/1/{self._calls}", "pid": 1, **self._key}
+        facts = {"call": f"p1/1/{self._calls}", "pid": 1, **self._key, **more}
         self._note("call", t, **facts)
-        if outcome == "created":
+        if outcome in ("created", "replaced", "rerun"):
             self._note("published", t + 0.01, id=task_id, role="p1", pid=1)
         self._note("called", returned or t + 0.02, id=task_id, outcome=outcome, **facts)
+
+    def died_in_call(self, t: float) -> None:
+        self._calls += 1
+        self._note("call", t, call=f"p1/1/{self._calls}", pid=1, **self._key)
 
     def received(self, t: float, task_id: str, worker: str = "w1", delivery: str = "") -> None:
         delivery = delivery or f"{worker}/{task_id}"
@@ -100,16 +188,22 @@ class Scene:
         token: int = 7,
         still_mine: bool | None = True,
         pid: int = 10,
+        **more: Any,
     ) -> None:
-        run = {"id": task_id, "worker": worker, "pid": pid, "token": token, "retries": 0}
+        run = {"id": task_id, **more, "worker": worker, "pid": pid, "token": token, "retries": 0}
         run |= {"delivery": f"{worker}/{task_id}/{start}", **self._key}
         self.received(start - 0.01, task_id, worker, run["delivery"])
         self._note("start", start, **run)
         if end is not None:
             self._note("end", end, outcome=outcome, still_mine=still_mine, **run)
 
-    def lost(self, t: float, task_id: str, worker: str = "w1") -> None:
-        reason = "its lock lapsed while it was running"
+    def lost(
+        self,
+        t: float,
+        task_id: str,
+        worker: str = "w1",
+        reason: str = "its lock lapsed while it was running",
+    ) -> None:
         self._note("lost", t, id=task_id, worker=worker, pid=10, reason=reason)
 
     def ack(self, t: float, task_id: str, worker: str = "w1", pid: int = 10) -> None:
@@ -226,6 +320,20 @@ def test_a_message_that_redis_gave_to_a_dying_worker_is_lost_by_the_broker():
     assert scene.explained() == ["lost by broker"]
 
 
+def test_a_message_is_handed_out_before_those_that_were_published_later():
+    scene = Scene(broker="redis", task=LATE)
+    scene.call(1, "a")
+    scene.fault("worker killed", 3.1, 3.2, "w1", pids=[10])
+    scene.call(4, "b")
+    scene.ran(4.1, 4.2, "b")
+    assert scene.violations() == []
+
+    scene.call(1.5, "c")
+    scene.ran(1.8, 1.9, "c")
+
+    assert scene.violations() == ["lost"]
+
+
 def test_so_is_one_that_came_back_and_was_given_to_a_dying_worker():
     scene = Scene(broker="redis", task=LATE)
     scene.call(1, "a")
@@ -256,7 +364,156 @@ def test_a_message_that_was_received_is_not_lost_by_the_broker():
     assert scene.violations() == ["lost"]
 
 
+# -- merged
+
+
+def test_the_values_of_merged_calls_are_in_one_run():
+    scene = Scene(task=MERGING)
+    scene.call(1, "a", value="1")
+    scene.call(1.1, "a", outcome="merged", value="2")
+    scene.ran(2, 2.2, "a", values=["1", "2"])
+
+    assert scene.violations() == []
+
+
+def test_a_merged_value_that_no_run_got_is_lost():
+    scene = Scene(task=MERGING)
+    scene.call(1, "a", value="1")
+    scene.call(1.1, "a", outcome="merged", value="2")
+    scene.ran(2, 2.2, "a", values=["1"])
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_merged_value_in_two_tasks_is_found():
+    scene = Scene(task=MERGING)
+    scene.call(1, "a", value="1")
+    scene.call(1.1, "a", outcome="merged", value="2")
+    scene.ran(2, 2.2, "a", values=["1", "2"])
+    scene.call(3, "b", value="3")
+    scene.ran(4, 4.2, "b", values=["2", "3"])
+
+    assert scene.violations() == ["twice"]
+
+
+# -- superseded
+
+
+def test_a_task_that_a_later_call_replaced_need_not_run():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.call(2, "b", outcome="replaced")
+    scene.ran(3, 3.2, "b")
+
+    assert scene.violations() == []
+
+
+def test_a_replacement_that_never_ran_is_lost():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.call(2, "b", outcome="replaced")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_later_call_that_replaced_nothing_explains_no_loss():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.call(2, "b")
+    scene.ran(3, 3.2, "b")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_caller_that_died_may_have_replaced_a_task():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.died_in_call(2)
+    scene.ran(3, 3.2, "b")
+
+    assert scene.violations() == []
+
+
+def test_a_caller_of_ignored_duplicates_that_died_replaced_nothing(scene):
+    scene.call(1, "a")
+    scene.died_in_call(2)
+    scene.ran(3, 3.2, "b")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_replaced_task_that_begins_afterwards_is_found():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.call(2, "b", outcome="replaced")
+    scene.ran(3, 3.2, "b")
+    scene.ran(4, 4.2, "a")
+
+    assert scene.violations() == ["superseded"]
+
+
+def test_a_replaced_task_may_begin_where_the_gate_cannot_reach_the_store():
+    scene = Scene(task=REPLACING)
+    scene.call(1, "a")
+    scene.call(2, "b", outcome="replaced")
+    scene.ran(3, 3.2, "b")
+    scene.fault("connection cut", 3.5, 4.1, "w1", link="store", mode="stall")
+    scene.ran(4, 4.2, "a", token=0)
+
+    assert scene.violations() == []
+    assert scene.explained() == ["superseded"]
+
+
 # -- swallowed
+
+
+def test_a_call_rejected_for_a_task_that_had_ended_is_swallowed(scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.call(4, "a", outcome="rejected")
+
+    assert scene.violations() == ["swallowed"]
+
+
+def test_a_rejection_promises_nothing(scene):
+    scene.call(1, "a", outcome="rejected")
+
+    assert scene.violations() == []
+
+
+def test_an_idempotency_key_is_kept_for_its_time_and_no_longer():
+    scene = Scene(task=KEYED)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.call(3.9, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(6, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
+
+
+def test_an_idempotency_key_is_kept_until_the_message_is_acknowledged():
+    scene = Scene(task=KEYED)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.fault("connection cut", 1.3, 6.5, "w1", link="broker", mode="stall")
+    scene.call(6, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(17, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
+
+
+def test_a_key_without_a_time_does_not_wait_for_the_acknowledgement():
+    scene = Scene(task=LATE)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.fault("connection cut", 1.3, 6.5, "w1", link="broker", mode="stall")
+    scene.call(6, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
 
 
 def test_a_call_answered_by_a_task_that_had_ended_is_swallowed(scene):
@@ -295,6 +552,32 @@ def test_a_key_that_stays_taken_for_long_has_no_excuse(scene):
     scene.call(15, "a", outcome="deduplicated")
 
     assert scene.violations() == ["swallowed"]
+
+
+def test_an_open_circuit_delays_a_release_for_a_moment(scene):
+    scene.call(1, "a")
+    scene.fault("store restarted", 1.5, 2.0)
+    scene.ran(5, 5.2, "a")
+    scene.call(6.5, "a", outcome="deduplicated")
+    assert scene.violations() == []
+    assert scene.explained() == ["swallowed"]
+
+    scene.call(8, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
+
+
+def test_a_duplicate_of_a_task_whose_other_delivery_continues_is_none_of_an_ended_one(scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.ran(1.3, 4.5, "a", "w2", outcome="retry")
+    scene.call(4, "a", outcome="deduplicated")
+
+    assert "swallowed" not in scene.violations()
+
+    scene.call(9, "a", outcome="deduplicated")
+
+    assert "swallowed" in scene.violations()
 
 
 # -- two at once
@@ -406,6 +689,22 @@ def test_a_lease_may_lapse_while_its_worker_cannot_reach_the_store(scene):
     assert scene.violations() == []
 
 
+def test_a_lapse_that_is_noticed_at_the_end_is_that_of_the_run_that_ended():
+    scene = Scene(task=LATE)
+    scene.call(1, "a")
+    scene.received(1.1, "a", "w1", "w1/a/5.1")
+    scene.fault("worker stopped", 1.2, 5, "w1")
+    scene.ran(5.1, 5.3, "a", still_mine=False)
+    scene.ran(5.25, 5.4, "a", token=9)
+    noticed = "its lock had lapsed or gone to another when it ended"
+    scene.lost(5.31, "a", reason=noticed)
+    assert scene.violations() == []
+
+    scene.lost(5.41, "a", reason=noticed)
+
+    assert scene.violations() == ["lapsed"]
+
+
 def test_a_task_let_in_without_the_store_has_no_lock_of_its_own(scene):
     scene.call(1, "a")
     scene.received(1.1, "a", "w1")
@@ -425,6 +724,244 @@ def test_a_cut_from_the_broker_is_no_reason_to_lose_a_lease(scene):
     scene.ran(1.2, 5, "a", still_mine=False)
 
     assert scene.violations() == ["lapsed"]
+
+
+# -- the store: its clock, its memory and its disk
+
+
+def test_a_clock_that_jumps_past_a_lease_explains_two_at_once(scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 4, "a", "w1", still_mine=False)
+    scene.fault("clock jumped", 2, 3.5, ahead=4.0)
+    scene.call(2.1, "b")
+    scene.ran(2.3, 4.5, "b", "w2")
+
+    assert scene.violations() == []
+    assert sorted(scene.explained()) == ["lapsed", "overlap"]
+
+
+@pytest.mark.parametrize(
+    ("t", "ahead"),
+    [(2, 1.0), (0.5, 4.0), (2.5, 4.0)],
+    ids=["too short", "before the lease", "after the second began"],
+)
+def test_a_clock_that_jumped_otherwise_explains_nothing(t, ahead, scene):
+    scene.fault("clock jumped", t, t + 1, ahead=ahead)
+    scene.call(1, "a")
+    scene.ran(1.2, 4, "a", "w1")
+    scene.call(2.1, "b")
+    scene.ran(2.3, 4.5, "b", "w2")
+
+    assert scene.violations() == ["overlap"]
+
+
+def test_a_retry_goes_on_without_the_lock_that_the_run_before_it_lost():
+    scene = Scene(task="tests.chaos.app.late_retrying")
+    scene.call(1, "a")
+    scene.ran(1.2, 2, "a", outcome="retry")
+    scene.ran(3, 4, "a", still_mine=False)
+    assert scene.violations() == ["lapsed"]
+
+    scene.fault("clock jumped", 1.5, 2.2, ahead=4.0)
+
+    assert scene.violations() == []
+
+
+def test_a_clock_that_is_set_back_brings_a_lapsed_lock_back_until_its_lease_ends(scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 2, "a", still_mine=False)
+    scene.fault("clock jumped", 1.5, 2.5, ahead=4.0)
+    scene.call(4.4, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(4.6, "a", outcome="deduplicated")
+    scene.call(6, "b")
+    scene.ran(6.1, 6.3, "b")
+    scene.call(8, "b", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed", "swallowed"]
+
+
+def test_a_clock_that_is_set_back_lets_no_lease_lapse(scene):
+    scene.fault("clock jumped", 0.5, 2, ahead=4.0)
+    scene.call(1, "a")
+    scene.ran(1.2, 4, "a", still_mine=False)
+
+    assert scene.violations() == ["lapsed"]
+
+
+def test_a_message_waits_longer_than_its_lease_where_the_clock_jumps(scene):
+    scene.call(1, "a")
+    scene.fault("clock jumped", 9, 10, ahead=7.0)
+    scene.call(16, "b")
+    scene.ran(16.1, 17, "b", "w2")
+    scene.ran(16.2, 17, "a", "w1")
+    assert scene.violations() == []
+
+    scene.call(18, "c")
+    scene.call(24, "d")
+    scene.ran(31.9, 33, "c", "w1")
+    scene.ran(32, 33, "d", "w2")
+
+    assert scene.violations() == ["overlap"]
+
+
+def test_an_idempotency_key_is_kept_as_much_longer_as_the_clock_is_set_back():
+    scene = Scene(task=KEYED)
+    scene.fault("clock jumped", 0.5, 2, ahead=4.0)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.4, "a")
+    scene.call(8, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(11, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
+
+
+@pytest.mark.parametrize("kind", ["out of memory", "disk full"])
+def test_a_store_that_refuses_to_write_lets_leases_lapse_that_could_not_be_renewed(kind, scene):
+    scene.call(1, "a")
+    scene.fault(kind, 1.3, 3.5)
+    scene.ran(1.2, 5, "a", still_mine=False)
+    assert scene.violations() == []
+
+    scene.call(9, "b")
+    scene.fault(kind, 10.3, 11)
+    scene.ran(9.2, 13, "b", still_mine=False)
+
+    assert scene.violations() == ["lapsed"]
+
+
+@pytest.mark.parametrize("kind", ["out of memory", "disk full"])
+def test_a_store_that_refuses_to_write_loses_nothing(kind):
+    scene = Scene(task=LATE)
+    scene.call(1, "a")
+    scene.fault(kind, 1.1, 1.6)
+    scene.ran(1.2, 1.4, "a", "w1")
+    scene.ran(6, 6.2, "a", "w2")
+    scene.call(7, "b")
+
+    assert scene.violations() == ["twice", "lost"]
+
+
+@pytest.mark.parametrize("kind", ["out of memory", "disk full"])
+def test_a_key_is_held_for_a_while_where_the_store_refused_to_free_it(kind, scene):
+    scene.call(1, "a")
+    scene.fault(kind, 1.1, 4)
+    scene.ran(1.2, 1.4, "a")
+    scene.call(6, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(16, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["swallowed"]
+
+
+EVICTED = {"records": {"cu:{1}:k": "a", "cu:{2}:other": "x"}}
+
+
+def test_an_evicted_record_explains_two_at_once(scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 4, "a", "w1", still_mine=False)
+    scene.fault("evicted", 2, 2.05, evicted=["cu:{1}:k"], **EVICTED)
+    scene.call(2.1, "b")
+    scene.ran(2.3, 4.5, "b", "w2")
+
+    assert scene.violations() == []
+    assert sorted(scene.explained()) == ["lapsed", "overlap"]
+
+
+@pytest.mark.parametrize(
+    ("t", "evicted"),
+    [(2, ["cu:{2}:other"]), (2, []), (0.5, ["cu:{1}:k"]), (4.2, ["cu:{1}:k"])],
+    ids=["another record", "none", "before the call", "afterwards"],
+)
+def test_an_eviction_that_did_not_drop_the_record_in_time_explains_nothing(t, evicted, scene):
+    scene.call(1, "a")
+    scene.ran(1.2, 4, "a", "w1", still_mine=False)
+    scene.fault("evicted", t, t + 0.05, evicted=evicted, **EVICTED)
+    scene.call(2.1, "b")
+    scene.ran(2.3, 4.5, "b", "w2")
+
+    assert scene.violations() == ["overlap", "lapsed"]
+
+
+def test_an_eviction_loses_a_parked_call_and_no_message():
+    scene = Scene(task=QUEUEING)
+    scene.call(1, "a")
+    scene.call(1.1, "b", outcome="queued")
+    scene.ran(1.2, 4, "a", still_mine=False)
+    scene.fault("evicted", 2, 2.05, evicted=["cu:{1}:k"], **EVICTED)
+    assert scene.violations() == []
+    assert scene.explained() == ["lost with record", "lapsed"]
+
+    scene.call(1.3, "c")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_an_eviction_loses_merged_values_and_not_those_in_the_message():
+    scene = Scene(task=MERGING)
+    scene.call(1, "a", value="1")
+    scene.call(1.1, "a", outcome="merged", value="2")
+    scene.fault("evicted", 2, 2.05, evicted=["cu:{1}:k"], **EVICTED)
+    scene.ran(3, 4, "a", values=["1"])
+    assert scene.violations() == []
+    assert scene.explained() == ["lost with record"]
+
+    scene.ran(5, 6, "b", values=["3"])
+    scene.call(4.5, "b", value="4")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_parked_call_without_an_eviction_is_lost():
+    scene = Scene(task=QUEUEING)
+    scene.call(1, "a", outcome="queued")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_partition_explains_what_its_links_do_and_no_more(scene):
+    scene.fault("partition", 1.3, 4.5, "w1", link="store", mode="stall_requests")
+    scene.fault("partition", 1.3, 4.5, "w2", link="broker", mode="stall_replies, lost")
+    scene.call(1, "a")
+    scene.ran(1.2, 5, "a", "w1", still_mine=False)
+    assert scene.violations() == []
+
+    scene.ran(6, 6.1, "b", "w3")
+    scene.call(5.9, "b")
+    scene.call(1.1, "c")
+    scene.ran(1.21, 1.22, "c", "w2", still_mine=False)
+
+    assert "lapsed" in scene.violations()
+
+
+def test_the_keys_of_a_bucket_lose_what_its_due_set_tells():
+    records = {"cu:{1}:a": "x", "cu:{1}:b": "y", "cu:{2}:c": "z"}
+
+    assert records_of("cu:{1}:a", records) == ["cu:{1}:a"]
+    assert records_of("cu:{1}p:a", records) == ["cu:{1}:a"]
+    assert records_of("cu:{1}due", records) == ["cu:{1}:a", "cu:{1}:b"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "has", "lacks"),
+    [
+        (Plan("redis", 1), ["out of memory", "evicted"], ["clock jumped"]),
+        (Plan("one redis", 1), ["partition"], ["out of memory", "evicted"]),
+        (Plan("redis", 1, store="postgresql", clock=True), ["clock jumped"], ["evicted"]),
+        (Plan("redis", 1, store="cluster", clock=True), ["slots moved"], ["clock jumped"]),
+    ],
+    ids=lambda value: f"{value.broker}-{value.store}" if isinstance(value, Plan) else "",
+)
+def test_a_run_has_the_faults_that_its_servers_can_have(plan, has, lacks):
+    kinds = kinds_of(plan)
+
+    assert kinds[0] == "none"
+    assert {*has} <= {*kinds}
+    assert not {*lacks} & {*kinds}
 
 
 # -- twice, and left over
