@@ -17,6 +17,7 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
+from tests.compatibility import recorder
 from tests.support import (
     MariaDBServer,
     PostgresServer,
@@ -32,6 +33,7 @@ from tests.support import (
 )
 from tests.support.browser import chromium
 from tests.support.distribution import ByServerOrFile, check_name, put_in_order
+from tests.support.mysql import MySQLServer
 
 # How long an example takes to draw is up to the machine, which several test processes share.
 settings.register_profile(
@@ -48,6 +50,7 @@ SERVER_FIXTURES = frozenset(
         "rabbitmq_server",
         "postgres_server",
         "mariadb_server",
+        "mysql_server",
         "redis_cluster",
         "redis_sentinels",
         "tls_redis_server",
@@ -56,6 +59,10 @@ SERVER_FIXTURES = frozenset(
         "browser",
     }
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    recorder.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marker
@@ -115,6 +122,7 @@ valkey_server = _server(ValkeyServer)
 rabbitmq_server = _server(RabbitMQServer)
 postgres_server = _server(PostgresServer)
 mariadb_server = _server(MariaDBServer)
+mysql_server = _server(MySQLServer)
 redis_cluster = _server(RedisCluster)
 redis_sentinels = _server(RedisSentinels)
 tls_redis_server = _server(TlsRedisServer)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.support import eventually
 from tests.support.browser import chromium, keep_screenshot
 
 if TYPE_CHECKING:
@@ -67,6 +73,60 @@ def test_no_table_is_wider_than_a_screen_of_1280_pixels(built):
 
     assert wide == {}
     assert with_tables > 20
+
+
+#: What an operator types -> a page that must be among the first results.
+SEARCHES = {
+    "release stuck key": "howto/free-a-key.html",
+    "duplicate dropped": "howto/find-out-why-a-call-was-dropped.html",
+    "idempotency key header": "howto/idempotency-keys.html",
+    "flask": "start/flask.html",
+}
+
+
+def count(browser: Chrome, selector: str) -> int:
+    return browser.execute_script(f"return document.querySelectorAll('{selector}').length")
+
+
+def first_results(browser: Chrome) -> list[str]:
+    found = browser.execute_script(
+        "return [...document.querySelectorAll('#search-results li > a')].map(a => a.href)"
+    )
+    return [link.partition("?")[0].partition("#")[0] for link in found[:8]]
+
+
+def test_the_search_finds_what_people_look_for_and_code_can_be_copied(built):
+    _, html = built
+    with chromium() as browser, served(html) as url:
+        for words, page in SEARCHES.items():
+            browser.get(f"{url}/search.html?q={words.replace(' ', '+')}")
+            # The page adds the results one by one, the best first.
+            eventually(
+                lambda page=page: f"{url}/{page}" in first_results(browser),
+                timeout=60,
+                message=f"{words}: {page} is not among the first results",
+            )
+        browser.get(f"{url}/tutorial.html")
+        # The buttons are added by a script of the page.
+        eventually(
+            lambda: count(browser, ".copybtn") == count(browser, ".highlight") > 5,
+            timeout=60,
+            message="not every block of code can be copied",
+        )
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[str]:
+    """Search pages read their index over HTTP."""
+    handler = partial(QuietHandler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
 
 
 def test_a_table_that_is_too_wide_is_found(tmp_path):

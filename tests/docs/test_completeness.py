@@ -104,6 +104,14 @@ def test_every_outcome_is_on_the_page_of_results():
     assert [name for name in OUTCOMES if f"`{name}`" not in page("results.md")] == []
 
 
+def test_the_glossary_names_every_outcome_and_is_in_order():
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.*) \|$", page("glossary.md"), re.MULTILINE)
+    words = [word for word, _ in rows]
+
+    assert words == sorted(words)
+    assert set(re.findall(r"`(\w+)`", dict(rows)["outcome"])) == set(OUTCOMES)
+
+
 def test_every_command_and_option_of_the_command_line_is_on_its_page():
     import click
 

@@ -78,3 +78,11 @@ def test_every_page_is_in_a_table_of_contents():
 
     assert pages - listed == {ROOT / "docs" / "index.md"}
     assert listed <= pages
+
+
+def test_every_page_for_users_is_in_the_overview_for_programs():
+    named = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "llms.txt")}
+    subjects = (ROOT / "docs" / name for name in ("howto", "reference", "explanation"))
+    pages = {page for each in subjects for page in each.glob("*.md") if page.stem != "index"}
+
+    assert pages - named == set()

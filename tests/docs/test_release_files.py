@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import celery_unique
-from celery_unique.operations.doctor.checks import TESTED
+from celery_unique.operations.doctor.checks import PYTHONS, TESTED
 from tests.docs.pages import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -102,7 +102,11 @@ def test_a_release_is_published_without_a_password_and_with_attestations():
 def test_only_celery_has_an_upper_bound():
     extras = PROJECT["project"]["optional-dependencies"]
     users = [*PROJECT["project"]["dependencies"]]
-    users += [each for name in ("redis", "sql", "django", "prometheus") for each in extras[name]]
+    users += [
+        each
+        for name in ("redis", "sql", "django", "prometheus", "opentelemetry", "sentry")
+        for each in extras[name]
+    ]
 
     assert [each for each in users if "<" in each or "==" in each] == ["celery>=5.5,<5.8"]
 
@@ -110,11 +114,21 @@ def test_only_celery_has_an_upper_bound():
 def test_the_versions_that_the_doctor_knows_are_those_of_tox():
     tox = ConfigParser()
     tox.read(ROOT / "tox.ini")
-    bounds = re.findall(r": (\w+)>=([\d.]+),<([\d.]+)", tox["testenv"]["deps"])
+    listed = tox["testenv"]["deps"] + tox["testenv"]["commands_pre"]
+    bounds = re.findall(r"(\w+)>=([\d.]+),<([\d.]+)", listed)
 
     for package, (oldest, newest) in TESTED.items():
         lower = [low for name, low, _ in bounds if name == package]
         assert (lower[0], lower[-1]) == (oldest, newest)
+    found: dict[str, list[str]] = {}
+    pairs = re.findall(r"py([{}\d,]+)-celery([{}\d,]+)", tox["tox"]["env_list"])
+    for pythons, celeries in pairs:
+        for celery in re.findall(r"\d+", celeries):
+            found.setdefault(f"{celery[0]}.{celery[1:]}", []).extend(re.findall(r"\d+", pythons))
+    assert {
+        celery: (f"{all_[0][0]}.{all_[0][1:]}", f"{all_[-1][0]}.{all_[-1][1:]}")
+        for celery, all_ in found.items()
+    } == PYTHONS
 
 
 def test_the_services_of_the_example_run_what_exists():

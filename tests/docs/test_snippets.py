@@ -25,6 +25,8 @@ from tests.docs.pages import (
 
 #: Typed into a shell with a worker beside it: tests/docs/test_tutorial.py does that.
 TUTORIAL = DOCS / "tutorial.md"
+#: Typed to the letter by tests/workers/test_first_steps.py.
+TYPED = DOCS / "start"
 PAGES = [page for page in all_pages() if python_script(page).strip() and page != TUTORIAL]
 
 
@@ -83,10 +85,16 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
 
 
+def make_variables() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([A-Z_]+) \?=", makefile, re.MULTILINE))
+
+
 def shell_lines() -> list[tuple[str, str]]:
     return [
         (name_of(page), line)
         for page in [*all_pages(), ROOT / "CONTRIBUTING.md"]
+        if page.parent != TYPED
         for block in blocks(page)
         if block.language in ("bash", "console", "sh")
         for line in block.text.splitlines()
@@ -100,13 +108,17 @@ def test_a_command_on_a_page_exists(page, line):
         name, *arguments = shlex.split(command.strip())
         name = Path(name).name
         if name == "make":
-            assert set(arguments) <= make_targets(), line
+            variables = {each.partition("=")[0] for each in arguments if "=" in each}
+            assert {each for each in arguments if "=" not in each} <= make_targets(), line
+            assert variables <= make_variables(), line
         elif name == "pip":
             assert_installs(arguments)
         elif arguments[:2] == ["manage.py", "celery_unique"]:
             assert arguments[2] in COMMANDS, line
         else:
-            assert name in ("celery", "cd", "mkdir", "python3"), f"{page}: say how to check {line}"
+            assert name in ("celery", "cd", "mkdir", "python3", "ssh"), (
+                f"{page}: say how to check {line}"
+            )
 
 
 def assert_installs(arguments: list[str]) -> None:

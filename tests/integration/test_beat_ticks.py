@@ -90,13 +90,14 @@ def test_a_tick_composes_with_the_policy_of_its_task(beat_app: Celery) -> None:
     second = [beat.tick(crontab()) for beat in made]
 
     # The first task still waits, so the next tick is a duplicate of it by its own policy.
-    assert [each.outcome for each in (first[0], second[0])] == ["created", "deduplicated"]
+    assert [each.outcome for each in first] == ["created", "deduplicated", "deduplicated"]
+    assert [each.outcome for each in second] == ["deduplicated"] * 3
     assert second[0].id == first[0].id
     assert [sent.id for sent in messages(beat_app)] == [first[0].id]
 
 
 def test_a_beat_that_died_before_it_published_loses_no_tick(
-    beat_app: Celery, monkeypatch: Any
+    beat_app: Celery, monkeypatch: Any, caplog: Any
 ) -> None:
     define(beat_app, unique=True)
     [dead, other] = beats(beat_app, 2)
@@ -118,6 +119,8 @@ def test_a_beat_that_died_before_it_published_loses_no_tick(
     for _ in range(2):
         other.tick(crontab())
         assert len(messages(beat_app)) == 1
+    again = "publishing tick of rebuild again: the beat that acquired it has not recorded"
+    assert [again in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 def test_a_tick_is_published_while_the_store_is_down() -> None:

@@ -210,6 +210,28 @@ def test_check_exits_with_an_error_on_a_goal_that_is_not_met():
     assert "not measured" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.server
+def test_lanes_are_measured_beside_plain_celery(tmp_path):
+    path = tmp_path / "lanes.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--tiny", "--only", "lanes", "--json", str(path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    document = json.loads(path.read_text())
+    lanes = document["results"]["lanes"]
+    assert (lanes["keys"], lanes["calls"]) == (5, 10)
+    assert lanes["parked"] > 0
+    assert lanes[OURS]["times_plain"]["ratio"] > 0
+    assert any("in lanes" in goal["goal"] for goal in document["goals"])
+    assert "tasks of 50 ms" in done.stdout
+
+
 def test_every_contender_takes_its_turn_in_every_round():
     seen: list[str] = []
 

@@ -278,7 +278,11 @@ EVERY_OPTION: dict[str, dict[str, Any]] = {
     "unique_states": {"unique_states": "window"},
     "unique_on_conflict": {"unique_on_conflict": "reject"},
     "identity_strategy": {"identity_strategy": "strict"},
-    "idempotency_key": {"idempotency_key": "order-7", "idempotency_ttl": 60},
+    "idempotency_key": {
+        "idempotency_key": "order-7",
+        "idempotency_ttl": 60,
+        "idempotency_scope": "app",
+    },
 }
 
 

@@ -95,6 +95,7 @@ OPEN: dict[str, dict[str, Any]] = {
     "unique by annotation": {"unique_for": 60},
     "strategy by annotation": {"unique": True, "unique_max_wait": 60},
     "headers by annotation": {"unique": True, "unique_by": ["type", "meta"]},
+    "a lane by annotation": {"unique": True, "unique_max_queue": 3},
 }
 
 
@@ -140,12 +141,31 @@ def test_a_call_that_is_wrong_names_its_task():
 
 @pytest.mark.parametrize("undecided", OPEN)
 def test_annotations_can_complete_what_the_decorator_says(undecided):
-    said = {"unique": True, "unique_on_conflict": "replace", "unique_meta": ["tenant"]}
+    strategy = "queue" if "lane" in undecided else "replace"
+    said = {"unique": True, "unique_on_conflict": strategy, "unique_meta": ["tenant"]}
     app = make_app("memory://", task_annotations={"shop.rebuild": said})
 
     rebuild = define(app, **OPEN[undecided])
 
     assert rebuild.apply_async((7,), headers={"tenant": "a"}).outcome == "created"
+
+
+def test_the_default_strategy_of_the_app_can_complete_what_the_decorator_says():
+    app = make_app("memory://", unique_default_on_conflict="queue")
+
+    rebuild = define(app, unique=True, unique_max_queue=3)
+
+    assert [rebuild.delay(7).outcome for _ in range(2)] == ["created", "queued"]
+
+
+def test_an_annotation_can_make_a_task_merge():
+    app = make_app("memory://", task_annotations={"shop.index": {"unique_on_conflict": "merge"}})
+
+    def run(docs: list[int]) -> None: ...
+
+    index = define(app, "shop.index", function=run, unique=True, unique_merge="docs")
+
+    assert [index.delay([n]).outcome for n in range(2)] == ["created", "merged"]
 
 
 @pytest.mark.parametrize("in_use", [False, True], ids=["new app", "app in use"])

@@ -399,7 +399,7 @@ def test_its_id_finds_it_and_says_what_its_key_is_made_of(held):
 
     [(key, record, now)] = find(state_of(app), task_id)
 
-    explanation = explain_record(key, record, now)
+    explanation = explain_record(state_of(app), key, record, now)
     assert key == guard_key(task_id)
     assert explanation.made_from == f'{{"guard":"{task_id}"}}'
     assert meaning(explanation.locks[0]) == "running; a second delivery of this task waits"
@@ -412,7 +412,12 @@ def test_the_lock_of_a_call_is_no_guard(local_app):
     [lock] = select(state_of(local_app), Selection())
 
     assert (lock.task_id, lock.guards) == (result.id, False)
-    assert explain_record(lock.key, Record(tasks={lock.task_id: lock.entry}), 0).made_from is None
+    assert (
+        explain_record(
+            state_of(local_app), lock.key, Record(tasks={lock.task_id: lock.entry}), 0
+        ).made_from
+        is None
+    )
 
 
 def test_the_key_of_a_guard_is_pinned():

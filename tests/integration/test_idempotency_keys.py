@@ -21,6 +21,7 @@ from celery_unique import (
     Lock,
     StoreUnavailable,
     UniqueKeyError,
+    apply_many,
     lookup,
     release,
     unique_conflict,
@@ -862,3 +863,97 @@ def test_scenario_storage_unavailable_the_call_fails_and_can_be_repeated():
     assert messages(app) == []
     app.conf.unique_store_url = "memory://"
     assert call(pay).outcome == "created"
+
+
+# -- Keys of one run of the calling task -----------------------------------------------------------
+
+
+@pytest.fixture
+def children(app, pay):
+    """A parent that calls one child, with a key of its run; and what its calls returned."""
+    results: list[Any] = []
+
+    @app.task(name="parent", shared=False)
+    def parent(**options: Any) -> None:
+        results.append(call(pay, **{"idempotency_scope": "run", **options}))
+
+    def run(run_id: str, **options: Any) -> Any:
+        parent.apply((), options, task_id=run_id, throw=True)
+        return results[-1]
+
+    return run
+
+
+def test_a_key_of_a_run_is_one_child_of_each_run(children, pay):
+    first = children("run-1")
+
+    assert first.outcome == "created"
+    assert children("run-1").id == first.id
+    other = children("run-2")
+    assert (other.outcome, other.id != first.id) == ("created", True)
+    # It is no key of the task.
+    assert call(pay).outcome == "created"
+    assert children("run-1", idempotency_scope=None).outcome == "deduplicated"
+
+
+def test_a_key_of_a_run_names_its_arguments(children, app, pay):
+    children("run-1")
+
+    @app.task(name="other parent", shared=False)
+    def parent() -> None:
+        pay.apply_async(("a-2", 99), idempotency_key=KEY, idempotency_scope="run")
+
+    with pytest.raises(IdempotencyKeyConflict):
+        parent.apply(task_id="run-1", throw=True)
+
+
+def test_outside_of_a_task_a_key_of_a_run_is_an_error(app, pay):
+    with pytest.raises(UniqueKeyError) as raised:
+        call(pay, idempotency_scope="run")
+
+    assert str(raised.value) == (
+        "shop.pay gets no unique key: its idempotency_key has the scope 'run', and no task is "
+        "running that makes the call. Make the call in the body of a task, or pass "
+        "idempotency_scope='task'"
+    )
+    assert raised.value.argument == "idempotency_scope"
+    with pytest.raises(UniqueKeyError, match="no task is running"):
+        pay.apply(("a-1", 10), idempotency_key=KEY, idempotency_scope="run")
+
+
+def test_the_setting_makes_every_key_one_of_a_run(app_with):
+    app = app_with(unique_idempotency_scope="run")
+    pay = task_of(app, "pay")
+    seen: list[Any] = []
+
+    @app.task(name="parent", shared=False)
+    def parent() -> None:
+        seen.append((call(pay).id, lookup(pay, idempotency_key=KEY).task_id))
+
+    parent.apply(task_id="run-1")
+    parent.apply(task_id="run-1")
+
+    assert seen[0] == seen[1] == (seen[0][0],) * 2
+    with pytest.raises(UniqueKeyError, match="no task is running"):
+        call(pay)
+    assert call(pay, idempotency_scope="task").outcome == "created"
+    with pytest.raises(InvalidPolicy, match="give task_id= or key= of the result"):
+        lookup(pay, idempotency_key=KEY)
+    with pytest.raises(InvalidPolicy, match=r"unique_idempotency_scope='run'\): give the task"):
+        lookup(idempotency_key=KEY, app=app)
+
+
+def test_a_child_is_one_with_apply_many_and_with_canvas(app, pay):
+    member = pay.s("a-1", 10).set(idempotency_key=KEY, idempotency_scope="run")
+    seen: list[Any] = []
+
+    @app.task(name="parent", shared=False)
+    def parent() -> None:
+        seen.extend(result.id for result in apply_many([member, member]))
+        seen.append(member.apply_async().id)
+
+    parent.apply(task_id="run-1", throw=True)
+    parent.apply(task_id="run-1", throw=True)
+
+    assert len(seen) == 6
+    assert len(set(seen)) == 1

@@ -398,7 +398,7 @@ def test_a_whole_life_is_three_scripts_and_what_kombu_records(
     end = scripts.FINISH if ignored else scripts.FINISH_WITH_RESULT
     every = [each for each in vars(scripts).values() if isinstance(each, scripts.Script)]
     ran = Counter(each.sha for act in acts for each in every if each.sha in act.text)
-    assert ran == dict.fromkeys((scripts.PUBLISH.sha, scripts.START.sha, end.sha), 10)
+    assert ran == dict.fromkeys((scripts.PUBLISH_PLAIN.sha, scripts.START.sha, end.sha), 10)
     # The message, received and acknowledged.
     recorded = dict.fromkeys(("ZADD", "HSET", "ZREM", "HDEL"), 10)
     assert {name: names[name] for name in recorded} == recorded

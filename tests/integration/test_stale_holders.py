@@ -8,13 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, group
 
 from celery_unique import apply_many, lookup, unique_lost
+from celery_unique.config.app_state import state_of
 from celery_unique.publish.stale_holders import healing, lost_messages
+from celery_unique.publish.stale_holders.lock_view import StoreClock, locks_of
+from celery_unique.publish.stale_holders.lost_messages import missing_messages
+from celery_unique.publish.stale_holders.queues import NO_HURRY, Limits
+from tests.support import eventually
 from tests.support.app import (
     advance,
     define,
@@ -61,6 +67,17 @@ def lost() -> Iterator[list[dict[str, Any]]]:
     unique_lost.disconnect(note)
 
 
+def run_unseen(app: Celery) -> None:
+    """Run the task that waits, whose end only the caller itself could read."""
+    ran = threading.Event()
+
+    def note(shop_id: int) -> None:
+        ran.set()
+
+    with plain_worker(app, note):
+        assert ran.wait(30)
+
+
 def run_plainly(app: Celery, result: Any, function: Any = echo) -> None:
     with plain_worker(app, function) as plain:
         plain.AsyncResult(result.id).get(timeout=30, propagate=False, interval=0.01)
@@ -91,6 +108,40 @@ def test_a_task_that_ended_in_a_worker_without_the_library_blocks_no_call_for_lo
     held = lookup(task, (7,))
     assert held is not None
     assert held.task_id == later.id
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_read"),
+    [
+        ("cache+memory://", True),
+        ("file", True),
+        ("sqlite", True),
+        pytest.param("postgres", True, marks=pytest.mark.server),
+        pytest.param("redis", True, marks=pytest.mark.server),
+        ("rpc://", False),
+    ],
+)
+def test_the_end_is_read_from_each_kind_of_result_backend(
+    request: Any, tmp_path: Path, lost: list[dict[str, Any]], backend: str, is_read: bool
+) -> None:
+    """Where it cannot be read, and the broker cannot either, the holder keeps its key."""
+    if backend in ("file", "sqlite"):
+        database = f"db+sqlite:///{tmp_path / 'results.sqlite3'}"
+        backend = tmp_path.as_uri() if backend == "file" else database
+    elif backend in ("postgres", "redis"):
+        url = str(request.getfixturevalue(f"{backend}_server").fresh_url())
+        backend = f"db+{url}" if backend == "postgres" else url
+    app = make_app("memory://", backend=backend)
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    assert not first.ready()
+    run_plainly(app, first) if is_read else run_unseen(app)
+    advance(app, CHECK_AFTER_S + 1)
+
+    again = task.delay(7)
+
+    assert (again.outcome == "created", again.deduplicated) == (is_read, not is_read)
+    assert ["has ended (SUCCESS" in fact["reason"] for fact in lost] == [True] * is_read
 
 
 @pytest.mark.parametrize(
@@ -176,6 +227,37 @@ def test_a_task_that_waits_in_the_database_of_the_locks_is_never_released(
 
     assert [each.id for each in again] == [each.id for each in held]
     assert lost == []
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("store", ["redis", "postgres"])
+@pytest.mark.parametrize("limits", [NO_HURRY, healing.OF_A_CALL], ids=["operator", "call"])
+def test_the_rule_proves_none_of_a_thousand_lost_that_wait_for_an_hour(
+    request: Any, redis_url: str, store: str, limits: Limits
+) -> None:
+    """Each is searched for, while a call searches for one in a while."""
+    store_url = redis_url if store == "redis" else request.getfixturevalue(f"{store}_url")
+    app = make_app(
+        store_url, broker=redis_url, backend=redis_url, worker_enable_remote_control=True
+    )
+    task = define(app, unique=True, function=echo)
+    apply_many([task.s(shop_id) for shop_id in range(990)])
+    apply_many([task.s(shop_id).set(queue="named") for shop_id in range(990, 1000)])
+    advance(app, 3600)
+
+    def proven() -> list[str]:
+        app_state = state_of(app)
+        now = StoreClock(app_state).now()
+        views = [
+            lock for key, record in app_state.store.walk() for lock in locks_of(key, record, now)
+        ]
+        assert len(views) == 1000
+        found = missing_messages(app_state, views, 0.3, limits=limits)
+        return [each.lock.task_id for each in found if not each.unless]
+
+    assert proven() == []
+    app.control.purge()
+    assert len(proven()) == 990
 
 
 @pytest.mark.server
@@ -281,7 +363,7 @@ def test_a_continuation_checks_nothing(local_app: Celery, monkeypatch: Any) -> N
     task.apply_async((7,), queue="nowhere")
     advance(app, 3600)
     checks: list[str] = []
-    monkeypatch.setattr(healing.StaleHolders, "heal", lambda *_: bool(checks.append("")))
+    monkeypatch.setattr(healing.StaleHolders, "heal", lambda *_: checks.append(""))
 
     with working(app):
         value_of(other.apply_async((7,), link=task.si(7)))
@@ -297,8 +379,13 @@ def test_a_continuation_checks_nothing(local_app: Celery, monkeypatch: Any) -> N
 @pytest.mark.server
 @pytest.mark.parametrize("workers", ["none", "with the library", "without it"])
 def test_a_purged_message_blocks_no_call_for_long(
-    redis_url: str, workers: str, lost: list[dict[str, Any]]
+    redis_url: str,
+    workers: str,
+    lost: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A worker that does not reply in half a second proves nothing, and the next call asks again.
+    monkeypatch.setattr(healing, "PAUSE_S", 0)
     app = make_app(broker=redis_url, backend=redis_url, worker_enable_remote_control=True)
     task = define(app, unique=True, function=echo, ignore_result=True)
     first = task.delay(7)
@@ -307,18 +394,18 @@ def test_a_purged_message_blocks_no_call_for_long(
     advance(app, CHECK_AFTER_S + 1)
 
     def call() -> Any:
-        return task.apply_async((7,), countdown=3600)
+        result = task.apply_async((7,), countdown=3600)
+        return result if result.outcome == "created" else None
 
     if workers == "with the library":
         with working(app):
-            later = call()
+            eventually(call)
     elif workers == "without it":
         with plain_worker(app):
-            later = call()
+            eventually(call)
     else:
-        later = call()
+        eventually(call)
 
-    assert later.outcome == "created"
     [fact] = lost
     assert fact["task_id"] == first.id
     assert "neither the broker nor a worker has its message" in fact["reason"]

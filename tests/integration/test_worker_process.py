@@ -34,6 +34,10 @@ def sleep(seconds):
     time.sleep(seconds)
     return seconds
 
+@app.task(name="plain.once", unique=True)
+def once():
+    pass
+
 @app.task(name="plain.environment")
 def environment(name):
     return os.environ.get(name)
@@ -60,6 +64,14 @@ def test_a_worker_runs_tasks_on_every_pool(app, start_worker, tmp_path, pool):
     runs_in = call(app, "pid")
 
     assert runs_in in (worker.children() if pool == "prefork" else [worker.pid])
+
+
+def test_a_worker_whose_app_is_not_installed_warns_of_tasks_with_options(
+    app, start_worker, tmp_path
+):
+    worker = start_worker("plain_app", pool="solo", python_path=[tmp_path])
+
+    worker.wait_for_log("not installed in this app: plain.once run without locks. Call celery_uniq")
 
 
 def test_a_worker_stops_warmly(app, start_worker, tmp_path):

@@ -37,6 +37,30 @@ def rebuild_index(shop_id: int, full: bool = False) -> str:
 def reindex(shop_id: int, reason: str) -> None: ...
 
 
+@app.task(
+    unique=True,
+    unique_group="user:{user_id}",
+    unique_on_conflict="queue",
+    unique_limit=3,
+    unique_max_queue=100,
+)
+def sync_account(user_id: int) -> None: ...
+
+
+sync_account.apply_async((7,), unique_limit=2, unique_max_queue=None)
+
+
+@app.task(
+    unique=True,
+    unique_on_conflict="merge",
+    unique_merge=["doc_ids"],
+    unique_merge_max_bytes=100_000,
+    unique_max_wait=60,
+)
+def index(shop_id: int, doc_ids: list[int]) -> int:
+    return len(doc_ids)
+
+
 @app.task(unique={"keys": ["type"], "on_conflict": "ignore"})
 def sweep() -> int:
     return 1
@@ -84,6 +108,7 @@ def call(**options: Unpack[CallOptions]) -> None:
         assert_type(result.holder_state, str | None)
     assert_type(rebuild_index.apply((7,)).get(), str)
     pay.apply_async(("a-1",), idempotency_key="order-7", idempotency_ttl="P1D", countdown=60)
+    pay.apply_async(("a-1",), idempotency_key="order-7", idempotency_scope="run")
     reindex.apply_async(kwargs={"shop_id": 7}, unique=False, queue="bulk", task_id="t-1")
     greet.apply_async((7,), unique_for=30, unique_on_conflict="rerun", expires=90)
     sweep.apply_async(**options)

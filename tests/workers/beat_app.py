@@ -11,10 +11,12 @@ import json
 import os
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab
+from celery.signals import beat_init
 
 import celery_unique
 
@@ -29,6 +31,21 @@ def now_here(*_: Any) -> datetime:
     return datetime.fromtimestamp(
         now + OFFSET_S + (now - SETTINGS["began"]) * (SETTINGS["speed"] - 1), UTC
     )
+
+
+if "journal" in SETTINGS:
+
+    @beat_init.connect(weak=False)
+    def note_each_look(sender: Any, **_: Any) -> None:
+        """Write down when this beat comes to its schedule, by its own clock."""
+        looks = (Path(SETTINGS["journal"]) / f"looks-{os.getpid()}").open("a", buffering=1)
+        tick = sender.scheduler.tick
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            looks.write(f"{now_here().timestamp()}\n")
+            return tick(*args, **kwargs)
+
+        sender.scheduler.tick = noted
 
 
 #: Entry name -> task.

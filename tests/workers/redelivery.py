@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import redis
 from celery import Celery
 
 from tests.support import Worker
+from tests.support.redis_journal import MessageLife, RedisJournal
 from tests.workers.apps.redelivered import TASK, VARIABLE, make_app
 
 #: Run and worker of a body, with its time of begin and end: None if it was killed.
@@ -29,6 +31,10 @@ class Figures:
     runs: int = 0
     overlaps: int = 0
     lost: int = 0
+    #: Lost with a process that had popped the message, and not recorded it: see `RedisJournal`.
+    swallowed: int = 0
+    #: What the journal of the broker has about lost messages that it does not explain.
+    unexplained: list[str] = field(default_factory=list)
     more_than_once: int = 0
     kills: int = 0
     #: Deliveries that a guard has dropped: the broker did deliver messages twice.
@@ -68,6 +74,9 @@ class Redelivery:
     running: dict[str, Worker] = field(default_factory=dict)
     #: Before and after each kill.
     killed: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    #: Where the broker and the diary are one Redis that has one.
+    journal: RedisJournal | None = None
+    called: int = 0
 
     def __post_init__(self) -> None:
         self.redis = redis.Redis.from_url(self.settings["redis_url"], decode_responses=True)
@@ -106,29 +115,24 @@ class Redelivery:
             worker.launch()
         return worker
 
-    def call(self, number: int) -> None:
-        for n in range(number):
-            self.caller.send_task(TASK, (n,), ignore_result=False)
+    def call(self, numbers: Iterable[int]) -> None:
+        for n in numbers:
+            self.called += 1
+            self.caller.send_task(TASK, (n,), task_id=str(n), ignore_result=False)
 
-    def kill_one(self) -> None:
-        """SIGKILL a worker that is ready, and start it again under its name.
-
-        It stops to consume before: Redis has no record of a message between the list and the
-        worker, so that one is lost with any worker, guarded or not.
-        """
+    def kill_one(self) -> bool:
+        """SIGKILL a worker that is ready, at any moment, and start it again under its name.
+        Returns whether one was ready."""
         ready = [name for name, each in self.running.items() if "ready." in each.log()]
         if not ready:
-            return
+            return False
         name = random.choice(ready)
         worker = self.running[name]
-        options = {"destination": [worker.hostname], "timeout": 5.0, "limit": 1}
-        if not self.caller.control.cancel_consumer("work", reply=True, **options):
-            return
-        time.sleep(1.2)  # a pop of the list lasts for a second
         before = time.time()
         worker.kill()
         self.killed.setdefault(worker.hostname, []).append((before, time.time()))
         self.start(name, wait=False)
+        return True
 
     def revive(self) -> None:
         """Start the workers again that have ended by themselves."""
@@ -148,7 +152,7 @@ class Redelivery:
         """Until every task has ended once, or none has for a long time: the others are lost."""
         until, seen, since = time.monotonic() + timeout, 0, time.monotonic()
         while (ended := self.ended(number)) < number and time.monotonic() < until:
-            if ended != seen:
+            if ended != seen or self.called < number:
                 seen, since = ended, time.monotonic()
             elif time.monotonic() - since > GIVE_UP_S:
                 break
@@ -173,15 +177,28 @@ class Redelivery:
 
     def figures(self, number: int) -> Figures:
         figures = Figures(number, kills=sum(map(len, self.killed.values())))
+        lost: list[str] = []
         for n in range(number):
             runs = self.runs(n)
             figures.runs += len(runs)
             figures.more_than_once += len(runs) > 1
-            figures.lost += not any(run[3] for run in runs)
+            if not any(run[3] for run in runs):
+                figures.lost += 1
+                lost.append(str(n))
             figures.overlaps += self._overlaps(runs)
         logs = (path.read_text(errors="replace") for path in self.directory.glob("*.log"))
         figures.dropped = sum(log.count("it has already finished") for log in logs)
+        if self.journal is not None:
+            self._explain(figures, lost, self.journal.messages())
         return figures
+
+    def _explain(self, figures: Figures, lost: list[str], lives: dict[str, MessageLife]) -> None:
+        swallowed = [task_id for task_id in lost if lives[task_id].is_swallowed]
+        figures.swallowed = len(swallowed)
+        early = [task_id for task_id, life in lives.items() if life.acknowledged_early]
+        for task_id in sorted({*lost} - {*swallowed} | {*early}):
+            life = lives[task_id]
+            figures.unexplained.append(f"task {task_id}: {' '.join(life.events)}")
 
     def runs(self, n: int) -> list[Run]:
         ends = self.redis.hgetall(f"ends:{n}")
@@ -215,11 +232,13 @@ def play(
     timeout: float,
     quiet_s: float,
     meanwhile: Callable[[], None] = lambda: None,
+    first: int | None = None,
 ) -> Figures:
-    """Call, wait for the ends and for what may still come, and count."""
+    """Call, wait for the ends and for what may still come, and count. After the ``first`` calls
+    the others are made by ``meanwhile``."""
     with stage.working():
         began = time.monotonic()
-        stage.call(number)
+        stage.call(range(number if first is None else first))
         stage.await_ends(number, timeout, meanwhile)
         took = time.monotonic() - began
         stage.await_silence(number, quiet_s, 60)  # without a guard it may go on for ever
@@ -228,14 +247,33 @@ def play(
     return figures
 
 
-def every(seconds: float, act: Callable[[], None], times: int) -> Callable[[], None]:
-    """``act``, that often at most, with a pause between."""
+def every(seconds: float, act: Callable[[], bool | None], times: int) -> Callable[[], None]:
+    """``act``, that often at most, with a pause between. It does not count if it is False."""
     last, done = [time.monotonic()], [0]
 
     def maybe() -> None:
         if done[0] < times and time.monotonic() - last[0] >= seconds:
-            done[0] += 1
-            act()
+            done[0] += act() is not False
             last[0] = time.monotonic()
 
     return maybe
+
+
+@contextmanager
+def looking_for_lost_messages(app: Celery) -> Iterator[None]:
+    """As any worker with an event loop does beside others. Greenlets have none: kombu then
+    looks when nothing at all has come for two seconds, and Redis says every second that
+    nothing has."""
+    stop = threading.Event()
+
+    def look() -> None:
+        with app.connection_for_read() as connection:
+            qos = connection.default_channel.qos
+            while not stop.wait(0.5):
+                qos.restore_visible(interval=1)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(10)

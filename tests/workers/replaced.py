@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from celery_unique import DuplicateTask
-from celery_unique.stores.acts.replace import in_limbo
+from celery_unique.stores.acts.blocking import in_limbo
 from celery_unique.stores.record import Record
 from tests.stores.racing import Round
 from tests.support.stage import Stage, staged_app

@@ -188,7 +188,7 @@ def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_cou
     redis_server, tmp_path, start_proxy
 ):
     url, proxy = redis_server.fresh_url(), start_proxy(redis_server.port)
-    index, digest = "shop.rebuild_index", "shop.send_digest"
+    index, digest, card = "shop.rebuild_index", "shop.send_digest", "shop.charge_card"
     env = {"WATCHED": json.dumps({"unique_store_url": proxy.url_of(url)})}
     with watching(url, tmp_path, "prefork", env) as watched:
         tally, before = Tally(watched), watched.scrape()
@@ -204,6 +204,10 @@ def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_cou
         assert tally.call(digest, "ann", "second", on_conflict="replace", countdown=600) == (
             "replaced"
         )
+        tally.call(card, "7")
+        eventually(lambda: running(watched, card, "7"), timeout=WAIT_S)
+        assert tally.call(card, "7", on_conflict="queue") == "queued"
+        sign(watched.app, "7", 2)  # the second is published by the end of the first
         # Somebody throws the lock of the running one away.
         with redis.Redis.from_url(url) as client:
             assert client.delete(*client.keys(f"cu:*{held.key}")) == 1
@@ -230,6 +234,9 @@ def test_conflicts_by_strategy_and_what_goes_wrong_agree_with_an_independent_cou
                     "created", "replaced", task=digest
                 ),
                 figure("superseded_total", task=digest): tally.count("replaced", task=digest),
+                figure("parked_total", task=card): tally.count("queued", task=card),
+                figure("called_total", task=card): 1,
+                figure("acquired_total", task=card): 2,
                 figure("lost_total", task=index): 1,
                 figure("store_errors_total", act="acquire"): tally.count("StoreUnavailable"),
             },

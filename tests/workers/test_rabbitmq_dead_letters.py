@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import celery
 import pytest
 from kombu import Connection, Queue
 
@@ -71,6 +72,10 @@ def test_a_dead_letter_that_was_delivered_before_runs_when_it_comes_back(
         assert "already ended" not in stage.log()
 
 
+@pytest.mark.skipif(
+    celery.VERSION[:2] < (5, 7),
+    reason="there a pool that stops may read a torn reply, and Celery does not learn of the end",
+)
 def test_a_task_that_is_rejected_while_its_worker_stops_runs_when_it_comes_back(
     stage_with_dead_letters, tag
 ):
@@ -78,8 +83,6 @@ def test_a_task_that_is_rejected_while_its_worker_stops_runs_when_it_comes_back(
     stage.start_worker()
     result = stage.call("reject_when_told", tag)
     stage.wait_for_run(tag)
-    # Up to Celery 5.6, a pool that stops before the worker knows what runs loses how it ends.
-    eventually(lambda: result.id in str(stage.app.control.inspect().active()), timeout=40)
     stage.worker.send_signal(signal.SIGTERM)
     stage.worker.wait_for_log("Warm shutdown")
     stage.props.let_go(tag)

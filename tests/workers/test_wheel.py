@@ -32,9 +32,15 @@ PROMETHEUS_PAGE = DOCS / "howto" / "watch-with-prometheus.md"
 STORE_PAGE = DOCS / "howto" / "write-a-store.md"
 SQL_PAGE = DOCS / "howto" / "use-sql.md"
 #: What the tests below install.
-INSTALLED = {"redis", "sql", "django", "prometheus", "all", "django,sql"}
-#: Those that bring nothing else: [django] has all of [redis], and [prometheus] goes with any store.
-SAME = {"django,redis", "prometheus,redis", "prometheus,sql"}
+INSTALLED = {
+    *("redis", "sql", "django", "prometheus", "opentelemetry", "sentry", "all", "django,sql")
+}
+#: Those that bring nothing else: [django] has all of [redis], and monitoring goes with any store.
+SAME = {"django,redis", "django,prometheus"} | {
+    ",".join(sorted([monitoring, store]))
+    for monitoring in ("prometheus", "opentelemetry", "sentry")
+    for store in ("redis", "sql")
+}
 
 Environments = Callable[[str], Environment]
 
@@ -189,6 +195,16 @@ def test_the_page_of_a_package_index_has_no_link_into_the_checkout(wheel):
     assert [link for link in ours if not (ROOT / _path(link)).exists()] == []
 
 
+def test_a_package_index_accepts_the_files_and_renders_the_readme(wheel, tmp_path):
+    twine = Environment(tmp_path / "twine").install("twine>=6")
+    source = next(wheel.parent.glob("*.tar.gz"))
+
+    done = twine.run("-m", "twine", "check", "--strict", str(wheel), str(source), cwd=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+
+
 def _path(link: str) -> str:
     return link.partition("/blob/main/")[2].partition("#")[0]
 
@@ -248,7 +264,8 @@ def test_the_first_example_runs_as_it_is_printed(extra, environment, shop, start
 
     if extra == "all":
         opened = f"from celery_unique.stores import open_store\nfor url in {URLS}: open_store(url)"
-        where.script(f"{opened}\nimport celery_unique.contrib.prometheus", cwd=shop)
+        imported = "import celery_unique.contrib.opentelemetry, celery_unique.contrib.sentry"
+        where.script(f"{opened}\n{imported}, celery_unique.contrib.prometheus", cwd=shop)
 
 
 #: One of each scheme that opens without Django.
@@ -404,6 +421,8 @@ SQL = 'pip install "celery-unique-tasks[sql]"'
 DJANGO_REDIS = 'pip install "celery-unique-tasks[django,redis]"'
 DJANGO_SQL = 'pip install "celery-unique-tasks[django,sql]"'
 PROMETHEUS = 'pip install "celery-unique-tasks[prometheus]"'
+OPENTELEMETRY = 'pip install "celery-unique-tasks[opentelemetry]"'
+SENTRY = 'pip install "celery-unique-tasks[sentry]"'
 #: What is named -> the package that is missed first and the command that brings it.
 BARE = {
     "redis://localhost/0": ("redis", REDIS),
@@ -416,6 +435,8 @@ BARE = {
     "django-cache://own": ("Django", DJANGO_REDIS),
     "django-db://default": ("Django", DJANGO_SQL),
     "celery_unique.contrib.prometheus": ("prometheus_client", PROMETHEUS),
+    "celery_unique.contrib.opentelemetry": ("opentelemetry-api", OPENTELEMETRY),
+    "celery_unique.contrib.sentry": ("sentry-sdk", SENTRY),
 }
 WITH_DJANGO = {
     "django-cache://own": ("redis", DJANGO_REDIS),
@@ -484,7 +505,8 @@ def test_a_missing_package_is_a_configuration_error_whose_command_brings_it(envi
             assert command_in(text) == command, f"{place}: {text}"
             named[place] = command or named[place]
 
-    for command in (REDIS, SQL, DJANGO_REDIS, DJANGO_SQL, PROMETHEUS):
+    monitoring = (PROMETHEUS, OPENTELEMETRY, SENTRY)
+    for command in (REDIS, SQL, DJANGO_REDIS, DJANGO_SQL, *monitoring):
         places = [place for place, last in named.items() if last == command]
         where.run_command(command)
         wrong = {place: text for place, (kind, text) in probe(where, shop, places).items() if kind}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support import eventually
 from tests.support.stage import Stage
+from tests.support.worker import Worker
 from tests.workers.apps.dying import DIES_BEFORE, RESULT, SETTLING
 from tests.workers.apps.faults import redis_broker_options
 
@@ -97,6 +99,24 @@ def test_task_whose_worker_is_killed_before_it_lets_go_of_the_record_does_not_ru
     assert [run["id"] for run in stage.begins(queue)] == [result.id, second.id]
 
 
+def call_two_at_one_moment(
+    stage: Stage, worker: Worker, tag: str, **options: Any
+) -> tuple[str, Any, Any]:
+    """The tag of the calls, and their results: a solo worker acknowledges the first after the
+    second, which waits for a word."""
+    for seconds in (1.5, 6, 24):  # a busy machine may be late for the first
+        stage.props.let_go(tag)  # so that no task waits for it without effect
+        tag = f"{tag}-{seconds}"
+        at = datetime.now(UTC) + timedelta(seconds=seconds)
+        result = stage.call("quick_late", tag, eta=at, **options)
+        other = stage.call("hold", tag, eta=at + timedelta(milliseconds=1))
+        for each in (result, other):
+            worker.wait_for_log(rf"{each.id}\] received")
+        if datetime.now(UTC) < at:
+            break
+    return tag, result, other
+
+
 def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(make_stage, tag):
     """A solo worker sends it in the next turn of its event loop: after the other task, if both
     have waited for the same moment."""
@@ -106,16 +126,7 @@ def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(make_sta
         broker_transport_options=redis_broker_options(RUN_LEASE_S + 2),
     )
     worker = stage.start_worker()
-    for seconds in (1.5, 6, 24):  # a busy machine may be late for the first
-        stage.props.let_go(tag)  # nobody is to wait for it in vain
-        tag = f"{tag}-{seconds}"
-        at = datetime.now(UTC) + timedelta(seconds=seconds)
-        result = stage.call("quick_late", tag, eta=at)
-        other = stage.call("hold", tag, eta=at + timedelta(milliseconds=1))
-        for each in (result, other):
-            worker.wait_for_log(rf"{each.id}\] received")
-        if datetime.now(UTC) < at:
-            break
+    tag, result, other = call_two_at_one_moment(stage, worker, tag)
 
     second = stage.start_worker()
     assert stage.end_of(result, "SUCCESS") == tag
@@ -129,3 +140,23 @@ def test_task_whose_acknowledgement_waits_behind_another_task_runs_once(make_sta
     stage.end_of(other, "SUCCESS")
     second.wait_for_log(rf"dropped \S+{result.id}\]: it has already finished")
     assert [run["id"] for run in stage.begins(tag)] == [result.id, other.id]
+
+
+def test_idempotency_key_is_held_until_the_message_is_acknowledged(make_stage, tag):
+    """Its time is over by then, but the task would run again if its message came back."""
+    stage = make_stage(
+        pool="solo", unique_run_lease=RUN_LEASE_S, broker_transport_options=redis_broker_options(60)
+    )
+    key = {"idempotency_key": tag, "idempotency_ttl": 0.5}
+    worker = stage.start_worker()
+    tag, result, other = call_two_at_one_moment(stage, worker, tag, **key)
+    call = partial(stage.app.tasks["quick_late"].apply_async, (tag,), **key)
+    assert stage.end_of(result, "SUCCESS") == tag
+    eventually(lambda: other.id in [run["id"] for run in stage.begins(tag)])
+
+    while_it_waits = call()
+    stage.props.let_go(tag)
+    stage.end_of(other, "SUCCESS")
+
+    assert (while_it_waits.id, while_it_waits.deduplicated) == (result.id, True)
+    eventually(lambda: not call().deduplicated)

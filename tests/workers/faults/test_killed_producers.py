@@ -27,7 +27,9 @@ KINDS = ("new", "new, not connected", "duplicate", "replace", "apply_many")
 
 @pytest.fixture(scope="module", params=[True, False], ids=["one act", "two steps"])
 def stage(make_stage: Callable[..., Stage], request: pytest.FixtureRequest) -> Stage:
-    return make_stage(unique_publish_grace=60, unique_atomic_publish=request.param)
+    # Each system call of a traced process takes a switch to its tracer and back.
+    slow = {"unique_store_timeout": 60, "unique_publish_grace": 120}
+    return make_stage(unique_atomic_publish=request.param, **slow)
 
 
 class TracedProducers:

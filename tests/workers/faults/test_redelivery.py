@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import celery
 import pytest
-from celery import Celery
 
 from tests.support import Worker, eventually
 from tests.support.stage import Stage
 from tests.workers.apps.faults import redis_broker_options
+from tests.workers.redelivery import looking_for_lost_messages
 
 pytestmark = pytest.mark.versions
 
@@ -50,26 +48,6 @@ def stage(request: pytest.FixtureRequest, make_stage: Callable[..., Stage]) -> I
         yield stage
     for worker in stage.workers:  # not to look on while the next pool works
         worker.kill()
-
-
-@contextmanager
-def looking_for_lost_messages(app: Celery) -> Iterator[None]:
-    """As any worker with an event loop does beside others. Greenlets have none: kombu then
-    looks when nothing at all has come for two seconds, and Redis says every second that
-    nothing has."""
-    stop = threading.Event()
-
-    def look() -> None:
-        with app.connection_for_read() as connection:
-            qos = connection.default_channel.qos
-            while not stop.wait(0.5):
-                qos.restore_visible(interval=1)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    yield
-    stop.set()
-    thread.join(10)
 
 
 @pytest.fixture

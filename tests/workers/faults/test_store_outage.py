@@ -167,7 +167,8 @@ def test_lock_whose_release_failed_is_released_when_the_store_is_up_again(
     stage.wait_for_signal(result.id, "unique_released")
     assert stage.worker.is_running()
     assert stage.signals(result.id, "unique_lost") == []
-    assert not stage.record(task, tag)
+    # The process that ran it, and the worker that acknowledged it, report that independently.
+    eventually(lambda: not stage.record(task, tag))
 
 
 def test_key_stays_taken_where_worker_and_store_are_both_gone_at_the_end(stage, proxy, tag):

@@ -1,0 +1,1 @@
+"""The published matrix: what ran with what, and the page that says so."""
