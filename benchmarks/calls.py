@@ -32,6 +32,8 @@ from benchmarks.measuring import (
 from benchmarks.stage import FLOOR, Stage, store_of
 from tests.support import RabbitMQServer, ServerNotInstalled
 
+#: A duplicate whose values the holder runs with, too.
+MERGED = f"{OURS}: merged"
 #: A call that is not published is cheaper than one that is: shown beside the goal, no part of it.
 HALF_DUPLICATES = f"{OURS}: apply_many, half duplicates"
 
@@ -47,7 +49,7 @@ def new(stage: Stage) -> dict[str, Any]:
 
 
 def duplicate(stage: Stage) -> dict[str, Any]:
-    """A call whose key is held by a task that waits."""
+    """A call whose key is held by a task that waits; with ours also one that is merged into it."""
     acts: dict[str, Callable[[int], Any]] = {FLOOR: stage.floor()}
     for name, one in stage.all.items():
         if name in (PLAIN, PLAIN_CACHED):
@@ -55,6 +57,9 @@ def duplicate(stage: Stage) -> dict[str, Any]:
         held = next(stage.numbers)
         one.call(held)
         acts[name] = lambda _, one=one, held=held: one.call_again(held)
+    merging, held = _merging(stage.ours), next(stage.numbers)
+    merging.delay(held, [0])
+    acts[MERGED] = lambda number: merging.delay(held, [number])
     store_of(stage.ours).flush()
     samples = interleaved(stage.sizes.rounds, acts)
     stage.forget_messages()
@@ -64,6 +69,15 @@ def duplicate(stage: Stage) -> dict[str, Any]:
             each["floors"] = ratio_of_rounds(samples[name], samples[FLOOR]).as_json()
     _add_best_rival(figures, samples, lambda medians, name: medians[name], "of_best_rival")
     return figures
+
+
+def _merging(one: Contender) -> Any:
+    options = {"unique_on_conflict": "merge", "unique_merge": "doc_ids"}
+
+    @one.app.task(name="shop.tasks.index", shared=False, unique=True, **options)
+    def index(shop_id: int, doc_ids: list[int]) -> None: ...
+
+    return index
 
 
 def rabbitmq(stage: Stage) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import redis
 from celery import Celery
 
 PLAIN, OURS = "plain Celery", "celery_unique"
@@ -33,6 +35,8 @@ CONTENDERS: dict[str, str | None] = {
 RIVALS = tuple(name for name, module in CONTENDERS.items() if module is not None)
 CACHED = (PLAIN_CACHED, OURS_CACHED)
 TASK = "shop.tasks.rebuild_index"
+#: Of plain Celery and of ours: a task of a lane, and the counter of its runs.
+LANE_TASK, RUNS = "shop.tasks.sync_account", "runs"
 
 #: Option of the transport, read by ``_allow_cached_clients`` only.
 CACHES_CLIENT = "bench_caches_client"
@@ -122,14 +126,26 @@ def no_op(shop_id: int, full: bool = False, tag: str = "") -> None:
     return None
 
 
-def _plain(app: Celery, _backend: str, _store: str) -> Any:
+def _add_lane(app: Celery, backend: str, **options: Any) -> None:
+    counter = redis.Redis.from_url(backend) if backend.startswith("redis:") else None
+
+    @app.task(name=LANE_TASK, shared=False, ignore_result=True, **options)
+    def sync_account(user_id: int, change: int, seconds: float) -> None:
+        time.sleep(seconds)
+        if counter is not None:
+            counter.incr(RUNS)
+
+
+def _plain(app: Celery, backend: str, _store: str) -> Any:
+    _add_lane(app, backend)
     return app.task(name=TASK, shared=False)(no_op)
 
 
-def _ours(app: Celery, _backend: str, store: str) -> Any:
+def _ours(app: Celery, backend: str, store: str) -> Any:
     import celery_unique
 
     celery_unique.install(app, **({"store_url": store} if store else {}))
+    _add_lane(app, backend, unique=True, unique_on="user_id", unique_on_conflict="queue")
     return app.task(name=TASK, shared=False, unique=True)(no_op)
 
 

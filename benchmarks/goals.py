@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.calls import MERGED
 from benchmarks.contenders import OURS
 from benchmarks.databases import DATABASES
 from benchmarks.growth import KINDS
@@ -52,6 +53,7 @@ def goals(results: Results) -> list[Goal]:
     return [
         *_calls(results),
         *_with_worker(results),
+        *_lanes(results),
         *_server(results),
         *_growth(results),
         *_growth_sql(results),
@@ -87,6 +89,7 @@ def _calls(results: Results) -> Iterator[Goal]:
     text = "a new call with RabbitMQ as the broker adds, in floors"
     yield _ratio(text, 1.5, results, "rabbitmq", OURS, "added_floors")
     yield _ratio("a duplicate takes, in floors", 1.7, results, *again, "floors")
+    yield _ratio("a merged call takes, in floors", 2.5, results, "duplicate", MERGED, "floors")
     text = "a duplicate takes, of the best rival's"
     yield _ratio(text, 0.7, results, *again, "of_best_rival")
     text = "a call in apply_many, of one in a loop of plain Celery's"
@@ -105,6 +108,12 @@ def _with_worker(results: Results) -> Iterator[Goal]:
             text = f"tasks a second, {pool}, {kind}, of plain Celery's"
             path = (*part, kind, OURS)
             yield _ratio(text, least, results, *path, "times_plain", at_least=True)
+
+
+def _lanes(results: Results) -> Iterator[Goal]:
+    if "lanes" in results:
+        text = "tasks a second in lanes, one at a time for each key, of plain Celery's"
+        yield _ratio(text, 0.90, results, "lanes", OURS, "times_plain", at_least=True)
 
 
 def _server(results: Results) -> Iterator[Goal]:

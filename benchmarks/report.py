@@ -35,7 +35,8 @@ def us(value: float | None) -> str:
 def sections(document: dict[str, Any]) -> dict[str, str]:
     """Name of the part -> its table."""
     results = document["results"]
-    found = {name: make(results[name]) for name, make in _PARTS.items() if results.get(name)}
+    parts = {**_PARTS, "lanes": _lanes}
+    found = {name: make(results[name]) for name, make in parts.items() if results.get(name)}
     if "worker" in results:
         found["call_to_result"] = _call_to_result(results["worker"])
         found["throughput"] = _throughput(results["worker"])
@@ -134,6 +135,14 @@ def _rate_cells(each: dict[str, Any]) -> Row:
         us(each["processor_us"]),
         times(each, "processor_times_plain")[0],
     )
+
+
+def _lanes(lanes: dict[str, Any]) -> str:
+    rows = [
+        (name, f"{lanes[name]['median_per_s']:,.0f}", *times(lanes[name])) for name in (PLAIN, OURS)
+    ]
+    calls = f"{lanes['calls']:,} tasks of 50 ms, {lanes['keys']:,} keys, {lanes['parked']:,} parked"
+    return table((calls, "tasks a second", "of plain", "95 % interval"), rows)
 
 
 def _cached(results: dict[str, Any]) -> str:

@@ -6,16 +6,19 @@ The server is the broker, the result backend and the lock store of a contender, 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.contenders import OURS, PLAIN, Contender
+import redis
+
+from benchmarks.contenders import OURS, PLAIN, TASK, Contender
 from benchmarks.measuring import Samples, median, progress, ratio_of_rounds, shuffled
 from benchmarks.running import READY_S, until_ready
 from benchmarks.servers import Server, server, workers
-from benchmarks.stage import FLOOR, Stage, forget_messages, store_of
+from benchmarks.stage import FLOOR, FLOOR_DB, Stage, forget_messages, store_of
 
 #: Commands of a connection that is being opened, and those that only a script's first use needs.
 OPENING = frozenset({"HELLO", "AUTH", "SELECT", "CLIENT", "ECHO", "SCRIPT", "FUNCTION", "INFO"})
@@ -25,6 +28,16 @@ SCRIPTS = ("evalsha", "eval", "fcall")
 TOGETHER = 25
 
 NEW, DUPLICATE, LIFE = "new call", "duplicate call", "whole life"
+
+#: The least that lock and message in one act can cost: neither the time nor what is stored is read,
+#: and no receipt is written.
+LEAST = "push and lock alone"
+LEAST_SCRIPT = """
+redis.call("LPUSH", KEYS[2], ARGV[1])
+redis.call("HSET", KEYS[1], "n", ARGV[2], "t:" .. ARGV[3], ARGV[4])
+redis.call("PEXPIREAT", KEYS[1], ARGV[5])
+return 1
+"""
 
 
 def run(stage: Stage) -> dict[str, Any]:
@@ -47,6 +60,7 @@ def _measured(stage: Stage) -> dict[str, Any]:
     ours.call(held)
     calls = {
         FLOOR: floor,
+        LEAST: _least(stage),
         f"{NEW}, {PLAIN}": _new(stage, plain),
         f"{NEW}, {OURS}": _new(stage, ours),
         f"{DUPLICATE}, {OURS}": lambda _: ours.call(held),
@@ -72,6 +86,24 @@ def beyond_plain(server_figures: dict[str, Any], act: str, field: str) -> float:
     """What ours takes in addition to plain Celery. A plain duplicate is no act of Celery."""
     ours = server_figures[f"{act}, {OURS}"][field]
     return float(ours - server_figures.get(f"{act}, {PLAIN}", {}).get(field, 0.0))
+
+
+def _least(stage: Stage) -> Callable[[int], Any]:
+    """With a message as long as ours, names and a value as long as those of a lock."""
+    queue = stage.ours.app.conf.task_default_queue
+    stage.ours.call(next(stage.numbers))
+    with redis.Redis.from_url(stage.redis.url(stage.ours.database)) as ours:
+        message = ours.lindex(queue, 0)
+    client = redis.Redis.from_url(stage.redis.url(FLOOR_DB))
+    sha = client.script_load(LEAST_SCRIPT)
+    expires_at = int(time.time() * 1000) + 86_400_000
+
+    def push_and_lock(number: int) -> Any:
+        lock = f"cu:{{{number % 64}}}:1:{next(stage.numbers):064x}"
+        values = (message, TASK, str(uuid.uuid4()), f'[1,"w",{expires_at},86400000]', expires_at)
+        return client.evalsha(sha, 2, lock, queue, *values)
+
+    return push_and_lock
 
 
 def _new(stage: Stage, one: Contender) -> Callable[[int], Any]:
@@ -161,7 +193,7 @@ def _figures(rounds: dict[str, Samples], commands: dict[str, float]) -> dict[str
     for name, samples in rounds.items():
         figures[name] = {field: round(median(values), 2) for field, values in samples.items()}
         figures[name]["commands"] = commands[name]
-        if name.endswith(OURS):
+        if name.endswith(OURS) or name == LEAST:
             compared = ratio_of_rounds(samples["script_us"], samples["set_us"])
             figures[name]["times_set_nx"] = compared.as_json()
     return figures

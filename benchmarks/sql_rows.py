@@ -18,7 +18,8 @@ from celery_unique.stores.base import Claim, Start
 from celery_unique.stores.sql import SqlStore
 
 LOCKS, FOLLOWERS = "celery_unique_lock", "celery_unique_lock_followers"
-MARKS = "celery_unique_lock_marks"
+MARKS, PAYLOADS = "celery_unique_lock_marks", "celery_unique_lock_payloads"
+TABLES = (LOCKS, FOLLOWERS, MARKS, PAYLOADS)
 #: One copy expires so much after the other, as calls come one after the other.
 APART_MS = 60
 
@@ -49,13 +50,13 @@ WAYS = {
         digest="encode(sha256(CAST(CAST({number} AS TEXT) AS BYTEA)), 'hex')",
         text="TEXT",
         # What autovacuum and the checkpointer do in the minutes after.
-        rest=(*(f"VACUUM ANALYZE {table}" for table in (LOCKS, FOLLOWERS, MARKS)), "CHECKPOINT"),
+        rest=(*(f"VACUUM ANALYZE {table}" for table in TABLES), "CHECKPOINT"),
     ),
     "mysql": Ways(
         numbers="(SELECT seq AS n FROM seq_1_to_{count})",
         digest="sha2({number}, 256)",
         text="CHAR",
-        rest=(f"ANALYZE TABLE {LOCKS}, {FOLLOWERS}, {MARKS}",),
+        rest=(f"ANALYZE TABLE {', '.join(TABLES)}",),
         # MariaDB removes deleted rows from its indexes later, some thousands at a time. Until then
         # a reader visits each of them, on one server more than on the other.
         catch_up=("SET GLOBAL innodb_max_purge_lag_wait = 0",),
@@ -111,6 +112,22 @@ def add_marks(store: SqlStore, count: int) -> None:
                 f"INSERT INTO {MARKS} SELECT '', {ways.digest.format(number='(n % 100)')},"
                 f" {task_id}, 'superseded', {now - count // 2 * APART_MS} + n * {APART_MS},"
                 f" {task_id}"
+                f" FROM {ways.numbers.format(count=count)} AS numbers"
+            )
+        )
+        _rest(connection)
+
+
+def add_payloads(store: SqlStore, count: int) -> None:
+    """Put ``count`` rows of payloads there, four of each task; half of them have lapsed."""
+    with _connection(store) as connection:
+        ways = WAYS[connection.dialect.name]
+        now = store.read("1:none")[1]
+        digest = ways.digest.format(number="(n - n % 4)")
+        connection.execute(
+            text(
+                f"INSERT INTO {PAYLOADS} SELECT '', {digest}, substr({digest}, 1, 36), n % 4 + 1,"
+                f" 'its lines', 9, {now - count // 2 * APART_MS} + n * {APART_MS}"
                 f" FROM {ways.numbers.format(count=count)} AS numbers"
             )
         )
