@@ -71,6 +71,23 @@ def sync_stock(warehouse):
     return f"stock of {warehouse} is up to date"
 
 
+@shared_task(unique=True, unique_on="printer", unique_on_conflict="queue")
+def print_label(printer, address):
+    """A printer prints one label at a time, in the order of the calls. The others wait in the
+    store: they occupy no worker, and none is dropped."""
+    work()
+    return f"{address} printed by {printer}"
+
+
+@shared_task(
+    unique=True, unique_on_conflict="merge", unique_merge="product_ids", unique_max_wait="PT1M"
+)
+def count_views(product_ids):
+    """Called with one product at every view, and with a countdown: it runs once, when the views
+    have stopped, with the products of all calls; after a minute at the latest."""
+    return f"{len(product_ids)} views of {len(set(product_ids))} products"
+
+
 @shared_task(unique=True)
 def fetch_offer(supplier, product_id):
     """A member of a chord. Another chord that needs the same offer does not fetch it again."""

@@ -12,7 +12,7 @@ from django.urls import reverse
 from celery_unique import StoreUnavailable, lookup
 
 from .models import Event, Order, Product
-from .tasks import choose_offer, reindex_product, sync_stock
+from .tasks import choose_offer, count_views, print_label, reindex_product, sync_stock
 
 ORDER = {"product": 1, "quantity": 2, "email": "ada@example.com"}
 
@@ -140,6 +140,20 @@ class OtherTests(OwnLocks, TestCase):
         self.assertEqual((first.status_code, again.status_code), (202, 200))
         self.assertEqual(first.json()["task"], again.json()["task"])
         self.assertEqual(lookup(sync_stock, ("main",)).duplicates, 1)
+
+    def test_labels_wait_for_the_printer_and_none_is_dropped(self):
+        labels = [self.client.post("/labels/").json() for _ in range(3)]
+
+        self.assertEqual([each["outcome"] for each in labels], ["created", "queued", "queued"])
+        self.assertEqual(len({each["task"] for each in labels}), 3)
+        self.assertEqual(lookup(print_label, ("packing desk", "")).parked, 2)
+
+    def test_views_are_merged_into_one_task_and_none_is_lost(self):
+        views = [self.client.post(f"/products/{pk}/views/").json() for pk in (1, 2, 1)]
+
+        self.assertEqual([each["outcome"] for each in views], ["created", "merged", "merged"])
+        self.assertEqual(len({each["task"] for each in views}), 1)
+        self.assertEqual(lookup(count_views, ([],)).duplicates, 2)
 
     def test_one_report_in_each_window(self):
         self.assertEqual(self.client.post("/report/").json()["outcome"], "created")

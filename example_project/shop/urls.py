@@ -11,5 +11,7 @@ urlpatterns = [
     path("search/", views.search, name="search"),
     path("report/", views.report, name="report"),
     path("stock/", views.stock, name="stock"),
+    path("products/<int:pk>/views/", views.view, name="views"),
+    path("labels/", views.label, name="labels"),
     path("activity/", views.activity, name="activity"),
 ]

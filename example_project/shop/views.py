@@ -14,15 +14,25 @@ from .models import Event, Product
 from .tasks import (
     choose_offer,
     confirm_order,
+    count_views,
     fetch_offer,
     nightly_report,
+    print_label,
     reindex_product,
     sync_stock,
 )
 
 SUPPLIERS = ("North", "South", "West")
 DEBOUNCE_S = 3
-SHOWN = (confirm_order, reindex_product, nightly_report, sync_stock, fetch_offer)
+SHOWN = (
+    confirm_order,
+    reindex_product,
+    nightly_report,
+    sync_stock,
+    print_label,
+    count_views,
+    fetch_offer,
+)
 
 
 @require_GET
@@ -68,6 +78,17 @@ def report(request):
 @require_POST
 def stock(request):
     return summary(sync_stock.delay("main"))
+
+
+@require_POST
+def label(request):
+    return summary(print_label.delay("packing desk", f"parcel {last_event() + 1}"))
+
+
+@require_POST
+def view(request, pk):
+    product = get_object_or_404(Product, pk=pk)
+    return summary(count_views.apply_async(([product.pk],), countdown=DEBOUNCE_S))
 
 
 @require_POST

@@ -138,9 +138,10 @@ def test_ten_presses_of_every_other_button(shop, visit):
     eventually(lambda: shop.events("run", "nightly_report"), timeout=60)
     page = visit(shop)
 
-    for task in ("sync_stock", "reindex_product", "nightly_report"):
+    for task in ("sync_stock", "reindex_product", "nightly_report", "count_views"):
         page.find(f"{CARD % task} button[value='10']").click()
     page.find(f"{CARD % 'choose_offer'} button[value='2']").click()
+    page.find(f"{CARD % 'print_label'} button[value='5']").click()
 
     # One run, ten saves; a machine that stalls for seconds between two saves has two.
     runs = f"{CARD % 'reindex_product'} ul.runs code"
@@ -178,6 +179,32 @@ def test_ten_presses_of_every_other_button(shop, visit):
         timeout=60,
     )
     assert 1 <= synced["runs"] <= 2
+    # One run with the products of all views; two, if the machine stalls for seconds between them.
+    views = f"{CARD % 'count_views'} ul.runs li"
+    eventually(
+        lambda: (
+            (seen := page.counts("count_views"))["calls"] == seen["merged"] + seen["runs"] == 10
+            and not page.all(f"{CARD % 'count_views'} li.running")
+        ),
+        timeout=60,
+        message=f"{page.texts(views)}",
+    )
+    eventually(lambda: sum(map(views_in, page.texts(views))) == 10, timeout=60)
+    # Every label is printed, one after the other.
+    eventually(
+        lambda: (
+            (seen := page.counts("print_label"))["calls"] == seen["runs"] == 5
+            and seen["queued"] >= 1
+            and not page.all(f"{CARD % 'print_label'} li.running")
+        ),
+        timeout=60,
+        message=f"{page.texts(CARD % 'print_label')}",
+    )
+
+
+def views_in(text: str) -> int:
+    """ "done in 0.0 s: 10 views of 1 products ..." -> 10"""
+    return int(text.partition(" views of ")[0].rpartition(" ")[2])
 
 
 def test_beat_calls_the_report_and_its_duplicates_are_shown(shop, visit):

@@ -10,6 +10,8 @@ const WORDS = {
   joined: "joins",
   rerun: "follows",
   bypassed: "queued",
+  queued: "waits",
+  merged: "merged",
 };
 
 const byId = (id) => document.getElementById(id);
@@ -121,7 +123,9 @@ function show(card, events) {
   const runs = mine.filter(({ kind }) => kind === "run");
   const replaced = calls.filter((call) => call.gone).length;
   const duplicates = calls.filter((call) => call.duplicate && !call.gone && call.outcome !== "rerun").length;
-  const counts = { calls: calls.length, duplicates, replaced, spared: duplicates + replaced, runs: runs.filter(isCounted).length };
+  const queued = calls.filter((call) => call.outcome === "queued").length;
+  const merged = calls.filter((call) => call.outcome === "merged").length;
+  const counts = { calls: calls.length, duplicates, queued, merged, replaced, spared: duplicates + replaced, runs: runs.filter(isCounted).length };
   for (const place of card.querySelectorAll("[data-count]")) setText(place, counts[place.dataset.count]);
   fill(card.querySelector(".calls"), calls.map(callItem));
   fill(card.querySelector("ul.runs"), runs.reverse().map(runItem));
@@ -133,7 +137,7 @@ const byTime = (one, other) => new Date(one.at) - new Date(other.at);
 function callItem(call) {
   const by = call.source === "beat" ? "beat: " : "";
   const word = call.gone ? "replaced" : (WORDS[call.outcome] ?? "refused");
-  const double = call.outcome === "deduplicated" || call.outcome === "joined";
+  const double = ["deduplicated", "joined", "merged"].includes(call.outcome);
   const className = call.gone ? "gone" : double ? "double" : call.outcome in WORDS ? "" : "bad";
   return element("li", `${call.number} ${by}${word}`, className);
 }
@@ -151,7 +155,8 @@ function runItem(run) {
 
 function summary(counts, runs) {
   const running = runs.filter((run) => run.outcome === "running").length;
-  const spared = [many(counts.duplicates, "duplicate"), ...(counts.replaced ? [`${counts.replaced} replaced`] : [])];
+  const spared = [many(counts.duplicates, "duplicate"), ...(counts.replaced ? [`${counts.replaced} replaced`] : []),
+    ...(counts.queued ? [`${counts.queued} queued`] : [])];
   return [many(counts.calls, "call"), ...spared, many(counts.runs, "run"), running ? "at work" : "none at work"].join(", ");
 }
 
