@@ -77,6 +77,8 @@ class Claim:
     join: str = ""
     #: A canvas or a callback waits for the id: see ``Acquired.followers`` of its replacement.
     canvas: bool = False
+    #: For ``follow``: when the task of the message was created, by the store's clock; 0: unknown.
+    created_at: int = 0
     #: The call conflicts only if at least so many tasks block it.
     limit: int = 1
     #: With ``queue``: how many calls may be parked; 0: any number.

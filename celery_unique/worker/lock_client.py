@@ -493,4 +493,5 @@ def _to_follow(header: LockHeader, task_name: str, message: str) -> Claim:
         keep_ms=header.window_ms,
         arguments=header.arguments,
         join=message,
+        created_at=header.created_at,
     )

@@ -126,7 +126,11 @@ class Acts:
         return lambda store: store.unmerge(KEY, call_id)
 
     def follow(self) -> Act:
-        claim, holder = replace(self._claim(), join="its\nmessage"), self._id()
+        created_at = self._random.choice(
+            [0, self._created_at - STEP_MS * self._random.randint(1, 9)]
+        )
+        claim = replace(self._claim(), join="its\nmessage", created_at=created_at)
+        holder = self._id()
         return lambda store: store.follow(KEY, claim, holder)
 
     def complete_follower(self) -> Act:

@@ -9,6 +9,7 @@ from celery_unique.stores.record import Record
 from celery_unique.stores.record_followers import Follower, Following, Joined
 
 from . import lanes
+from .blocking import in_limbo
 
 
 def attach(record: Record, claim: Claim, holder: str, now: int) -> None:
@@ -37,14 +38,30 @@ def follow(record: Record, claim: Claim, holder: str, now: int) -> bool:
     if claim.task_id in record.tasks:
         return False
     seen = {claim.task_id}
-    for _ in range(100):  # bounded: the reaper lets an orphan follow another task
-        mark = record.mark_of(holder, now)
-        if mark is None or not mark.by or mark.by in seen:
-            break
+    mark = record.mark_of(holder, now)
+    # Bounded: the reaper lets an orphan follow another task.
+    while mark is not None and mark.by and mark.by not in seen and len(seen) <= 100:
         seen.add(holder)
         holder = mark.by
+        mark = record.mark_of(holder, now)
+    if mark is None and holder not in record.tasks:
+        holder = _newest_since(record, claim, now) or holder
     attach(record, claim, holder, now)
     return True
+
+
+def _newest_since(record: Record, claim: Claim, now: int) -> str:
+    """What replaced the task, where the message of a replacement in between was reached first and
+    its mark is gone: the newest task that was created later; empty for none."""
+    later = [
+        (task.created_at, task_id)
+        for task_id, task in record.tasks.items()
+        if 0 < claim.created_at <= task.created_at
+        and task.arguments == claim.arguments
+        and not in_limbo(record, task)
+        and orphaned_at(record, task_id, now) > now
+    ]
+    return max(later, default=(0, ""))[1]
 
 
 def attached_to(record: Record, follower_id: str, now: int) -> str:

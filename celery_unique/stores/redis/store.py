@@ -468,7 +468,7 @@ class RedisStore:
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:
         kept_ms = claim.keep_ms or claim.window_ms
         facts = (claim.task_id, claim.task_name, claim.keep, kept_ms, claim.arguments, claim.join)
-        return bool(self._commands.run(scripts.FOLLOW, key, *facts, holder_id))
+        return bool(self._commands.run(scripts.FOLLOW, key, *facts, holder_id, claim.created_at))
 
     def followers(self, key: str, holder_id: str | None = None) -> list[tuple[str, Follower]]:
         reply = self._commands.run(scripts.FOLLOWERS, key, holder_id or "")

@@ -60,8 +60,8 @@ def replaced(key: Key, *task_ids: str, **fields: Any) -> None:
         key.publish(task_id, on_conflict="replace", **fields)
 
 
-def follows(key: Key, task_id: str, by: str) -> bool:
-    return key.store.follow(key.text, claim(task_id, join=f"message of {task_id}"), by)
+def follows(key: Key, task_id: str, by: str, **fields: Any) -> bool:
+    return key.store.follow(key.text, claim(task_id, join=f"message of {task_id}", **fields), by)
 
 
 class SupersededContract:
@@ -91,6 +91,32 @@ class SupersededContract:
         assert follows(key, "a", "b")
 
         assert follow(key, "c") == ["a"]
+
+    def test_it_follows_the_newest_task_where_the_mark_of_the_one_in_between_is_gone(
+        self, key: Key
+    ) -> None:
+        """The message of that one was reached first; the task that runs is older than both."""
+        key.run("running")
+        key.advance(1)
+        created_at = key.now()
+        key.publish("a", canvas=True, on_conflict="rerun")
+        for task_id in ("b", "c"):
+            key.advance(1)
+            key.publish(task_id, on_conflict="rerun")
+        key.store.forget(key.text, "b")
+
+        assert follows(key, "a", "b", created_at=created_at)
+
+        assert key.followers() == [("a", Follower("c", "message of a"))]
+        assert reap(key) == []
+
+    def test_it_follows_no_older_task_than_itself(self, key: Key) -> None:
+        key.run("running")
+        key.advance(1)
+
+        assert follows(key, "a", "b", created_at=key.now())
+
+        assert key.followers() == [("a", Follower("b", "message of a"))]
 
     def test_following_twice_is_following_once(self, key: Key) -> None:
         replaced(key, "a", "b")
