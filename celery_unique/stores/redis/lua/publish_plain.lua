@@ -23,7 +23,8 @@ if #stored == 0 then
   local pushed = redis.pcall("LPUSH", queue, head .. at .. rest)
   if type(pushed) == "table" then return redis.error_reply("QUEUE " .. pushed.err) end
   redis.call("HSET", key, "n", name, "t:" .. id, '[1,"w",' .. at .. "," .. lease .. "]")
-  redis.call("PEXPIREAT", key, now + lease - math.min(offset, 0))
+  -- The deadline is now + lease - min(offset, 0); the text of the lease is shorter to hand on.
+  redis.call("PEXPIRE", key, offset > 0 and lease + offset or lease)
   redis.call("PSETEX", receipt, receipt_for, at)
   return now
 end

@@ -12,9 +12,10 @@ if #stored == 4 and stored[1] == "n" and message == ""
   local duplicates = counted == "" and 0 or counted and counted:match('^,"",0,0,"",(%d+),%d+$')
   if duplicates and since + held_for > now and states:find("w", 1, true) and holder ~= id
     and (window == 0 or since + window > now) then
+    local at = now .. ""  -- once: to write a number takes as long as a short command
     redis.call("HSET", key, field, '[1,"w",' .. since .. "," .. held_for .. ',"",0,0,"",'
-      .. duplicates + 1 .. "," .. now .. "]")  -- its expiry does not change
-    return since .. " " .. held_for .. " " .. now .. " " .. holder
+      .. duplicates + 1 .. "," .. at .. "]")  -- its expiry does not change
+    return since .. " " .. held_for .. " " .. at .. " " .. holder
   end
 end
 
