@@ -608,3 +608,20 @@ def test_the_packer_of_commands_gets_text_only(redis_server, monkeypatch):
 
     assert len(seen) > 15
     assert {type(part) for command in seen for part in command} <= {str, bytes}
+
+
+@pytest.mark.parametrize(
+    ("current_s", "left_s", "is_set"),
+    [(None, 0.5, True), (2.0, 0.5, True), (0.5, 2.0, True), (0.5, 0.5, False)],
+)
+def test_a_socket_gets_another_time_out_only_where_that_matters(current_s, left_s, is_set):
+    """It is a system call, and an exchange after another has nearly the same time."""
+    with socket.socket() as sock:
+        sock.settimeout(current_s)
+        connection = redis.Connection()
+        connection._sock = sock
+        connections.set_deadline(connection, time.monotonic() + left_s)
+        changed = sock.gettimeout()
+        connection._sock = None
+    assert (changed != current_s) is is_set
+    assert changed == pytest.approx(left_s, abs=0.1)

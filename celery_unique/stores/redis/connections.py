@@ -33,6 +33,8 @@ Resend = Callable[[Command], Command]
 MOST_IDLE = 64
 #: One that was used this recently is not checked: if it broke since, the commands are sent again.
 SURELY_OPEN_S = 1.0
+#: A socket keeps its time-out where that differs by less from what is left until the deadline.
+DEADLINE_TOLERANCE_S = 0.001
 
 _pools: weakref.WeakSet[Connections] = weakref.WeakSet()
 
@@ -286,7 +288,12 @@ def _packed(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
     # raises at that moment ends the process with a segmentation fault.
     packed = [
         pack_command(
-            tuple([part if isinstance(part, (str, bytes)) else str(part) for part in command])
+            tuple(
+                [
+                    part if type(part) is str or isinstance(part, (str, bytes)) else str(part)
+                    for part in command
+                ]
+            )
         )
         for command in commands
     ]
@@ -297,8 +304,12 @@ def set_deadline(connection: Connection, deadline: float) -> None:
     remaining = deadline - monotonic()
     if remaining <= 0:
         raise TimedOut("no time is left")
-    # redis-py sets its time-outs when it connects and has no public way to change them.
-    connection._sock.settimeout(remaining)
+    # redis-py sets its time-outs when it connects and has no public way to change them. To set one
+    # is a system call, and that of the exchange before mostly differs by microseconds.
+    sock = connection._sock
+    current = sock.gettimeout()
+    if current is None or abs(current - remaining) > DEADLINE_TOLERANCE_S:
+        sock.settimeout(remaining)
 
 
 def reply_of(connection: Connection) -> Any:
