@@ -277,7 +277,7 @@ class Delivery:
         """Celery has asked for the acknowledgement, or the message was rejected for good."""
         # With a late acknowledgement the record stays until now: a redelivery between
         # result and acknowledgement must still find it.
-        if self.started and self.task.acks_late:
+        if self.started and self.task.acks_late and self.state is not DeliveryState.SETTLED:
             if self.was_skipped():
                 self.release()
                 self.followed = False  # its result is stored: the reaper shares it

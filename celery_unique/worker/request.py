@@ -124,6 +124,11 @@ class UniqueRequestMixin:
         else:
             if not self.acknowledged:
                 delivery.notice_acknowledgement(self._message)
+            if delivery.may_exist_twice():
+                # A second delivery comes in any case, and must find the end of this one. After a
+                # lost connection Celery may not return from the acknowledgement: it sets the
+                # prefetch count in the thread of the pool, beside the event loop.
+                delivery.acknowledged()
             try:
                 super().acknowledge()  # type: ignore[misc]
             except Exception:
