@@ -191,7 +191,12 @@ def test_rabbitmq_with_consumer_timeouts(rabbitmq_server, redis_server, tmp_path
         rabbitmq_server.control("eval", _USUAL)
 
     report(f"{HEAD}\n{figures.row('RabbitMQ', f'consumer time-out, {figures.kills} ends', mode)}")
-    check(figures, mode)
+    if mode == "guarded":
+        check(figures, mode)
+    elif mode == "plain":
+        # No overlaps: a worker whose channel is closed ends its tasks before it ends itself. All of
+        # its messages come back, and run again before any that has not run yet.
+        assert figures.more_than_once
 
 
 @pytest.fixture
