@@ -14,7 +14,8 @@ from .arguments import given_argument, parameters_of
 from .call import Call
 
 _NOT_GIVEN = object()
-_dumps: Callable[..., str] = json.dumps
+#: As ``json.dumps`` of kombu, which makes an encoder for each call.
+_encoded: Callable[[object], str] = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _loads: Callable[[str], Any] = json.loads
 
 
@@ -22,7 +23,7 @@ def merged_values(call: Call, names: tuple[str, ...]) -> str:
     """Return the lists of these parameters as JSON, in the wire form of a message."""
     lists = {name: _list_of(call, name) for name in names}
     try:
-        return _dumps(lists, allow_nan=False, separators=(",", ":"))
+        return _encoded(lists)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         name = next((name for name in names if not _has_json(lists[name])), names[0])
         raise _wrong(call, name, f"has a value that JSON cannot carry ({error})") from None
@@ -46,7 +47,7 @@ def _is_given(call: Call, name: str) -> bool:
 
 def _has_json(values: list[Any]) -> bool:
     try:
-        _dumps(values, allow_nan=False)
+        _encoded(values)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False
     return True

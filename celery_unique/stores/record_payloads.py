@@ -10,8 +10,8 @@ broker, and the task then runs with all of them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Protocol
 
 from .record_followers import KEPT_MS as KEPT_MS  # noqa: PLC0414  (as long as followers are)
@@ -19,7 +19,7 @@ from .record_followers import KEPT_MS as KEPT_MS  # noqa: PLC0414  (as long as f
 
 def line_head(call_id: str) -> str:
     """How the line of a call begins, whatever its values are."""
-    return f"[{json.dumps(call_id)},"
+    return f"[{encode_basestring_ascii(call_id)},"  # as json.dumps would
 
 
 def line_of(call_id: str, values: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -57,8 +58,8 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 
 @contextmanager
-def commands_seen(client: redis.Redis) -> Iterator[list[str]]:
-    """The names of the commands that clients send meanwhile; a script's own do not count."""
+def commands_seen(client: redis.Redis, *, of_scripts: bool = False) -> Iterator[list[str]]:
+    """The names of the commands that clients send meanwhile, or only those of scripts: whole."""
     names: list[str] = []
     database = client.connection_pool.connection_kwargs["db"]
     with client.client() as bell, client.monitor() as monitor:
@@ -70,8 +71,9 @@ def commands_seen(client: redis.Redis) -> Iterator[list[str]]:
         for seen in monitor.listen():
             if "that was all" in seen["command"]:
                 return
-            if seen["client_type"] != "lua" and int(seen["db"]) == database:
-                names.append(seen["command"].split()[0].upper())
+            if (seen["client_type"] == "lua") is of_scripts and int(seen["db"]) == database:
+                name, command = seen["command"].split()[0].upper(), seen["command"]
+                names.append(command if of_scripts else name)
 
 
 @pytest.mark.server
@@ -84,6 +86,38 @@ def test_a_new_call_and_a_duplicate_are_one_command_each(store, client, key):
         store.acquire(key, claim("b"))
 
     assert (new, duplicate) == (["EVALSHA"], ["EVALSHA"])
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("behind_a_run", [False, True])
+@pytest.mark.parametrize("delay_ms", [0, MINUTE])
+def test_a_merged_call_costs_the_same_however_many_were_merged_before_it(
+    store, client, key, behind_a_run, delay_ms
+):
+    def merged(number: int, **fields: Any) -> str:
+        one = claim(f"call {number}", merge=f'{{"ids":[{number}]}}', delay_ms=delay_ms, **fields)
+        return store.acquire(key, one).outcome
+
+    if behind_a_run:
+        publish(store, key, "running", merge='{"ids":[0]}')
+        store.start(key, start("running", merge=True))
+    publish(store, key, "a", merge='{"ids":[0]}', delay_ms=delay_ms)
+    sent = []
+    for number in range(1000):
+        if number in (1, 500, 999):
+            with commands_seen(client, of_scripts=True) as commands:
+                assert merged(number) == "merged"
+            sent.append(commands)
+        else:
+            assert merged(number) == "merged"
+
+    if not delay_ms:  # else each call postpones the expiry, too
+        assert [[each.split()[0].upper() for each in one] for one in sent] == [
+            ["TIME", "HGETALL", "HGET", "HSET", "HGET", "HSET"]
+        ] * 3
+    for one in sent:
+        assert len(one) <= 10
+        assert sum(map(len, one)) < 4000
 
 
 @pytest.mark.server

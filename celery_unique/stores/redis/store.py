@@ -740,6 +740,11 @@ def _outcome_of_duplicate(claim: Claim) -> Literal["rejected", "duplicate"]:
 def _acquired(reply: Any, claim: Claim) -> Acquired:
     if isinstance(reply, int):
         return Acquired("created", None, reply)
+    if isinstance(reply, bytes) and claim.merge:  # it is merged, as nearly every such call
+        created_at, lease, now, eta, letter, task_id = reply.split(b" ", 5)
+        since, state = int(created_at), STATE_OF[letter.decode()]
+        holder = Holder(task_id.decode(), state, since, since + int(lease), "", int(eta))
+        return Acquired("merged", holder, int(now))
     if isinstance(reply, bytes):  # the holder waits, as that of nearly every duplicate
         created_at, lease, now, task_id = reply.split(b" ", 3)
         since = int(created_at)

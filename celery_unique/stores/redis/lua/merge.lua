@@ -10,7 +10,8 @@
 --          15 "c" when a canvas waits for the id, or "", 16 how its line in a payload begins,
 --          17 its values, 18 how long the values of a task may be, 19 "1" when the same attempt is
 --          repeated, "?" to probe: nothing is created (times in ms)
--- Returns  as acquire; "merged" in place of "joined" when the task takes the values of the call
+-- Returns  as acquire; "merged" in place of "joined" when the task takes the values of the call, or as
+--          text, see merged_duplicate
 local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local grace, window, delay = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
 local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
@@ -19,7 +20,9 @@ local in_canvas, line_head, values, max_bytes = ARGV[15], ARGV[16], ARGV[17], AR
 local kind, payloads_key = ARGV[19], KEYS[5]
 local again, probes = kind == "1", kind == "?"
 if kept == 0 then kept = window end
--- @include entries
+-- @include stored
+-- @include merged_duplicate
+-- @include packing
 -- @include record
 joins = message ~= ""
 -- @include follower_groups

@@ -12,7 +12,8 @@
 --          the receipt stays, 18 the message up to the time of its creation, 19 from there to its
 --          outcome, 20 the rest, 21 how its line in a payload begins, 22 its values, 23 how long the
 --          values of a task may be, 24 "1" when the same attempt is repeated (times in ms)
--- Returns  as publish; "merged" in place of "joined" when the task takes the values of the call
+-- Returns  as publish; "merged" in place of "joined" when the task takes the values of the call, or as
+--          text, see merged_duplicate
 local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local lease, window, delay = ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
 local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
@@ -26,7 +27,9 @@ if again then
   local reply = redis.call("GET", receipt)
   if reply then return cjson.decode(reply) end
 end
--- @include entries
+-- @include stored
+-- @include merged_duplicate
+-- @include packing
 -- @include push
 -- @include record
 joins = message ~= ""

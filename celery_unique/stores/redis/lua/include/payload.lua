@@ -3,10 +3,9 @@
 -- A field m:<id> of payloads_key says of a task: how many chunks, how long all values are, and until
 -- when. A field <n>:<id> is a chunk: lines in the order of their calls. So a line is added without
 -- reading the others. The field u says when all of it expires.
--- Expects  record, and payloads_key: nil where the caller has not named it, and nothing is changed
+-- Expects  record (with CHUNK and KEPT), and payloads_key: nil where the caller has not named it, and nothing is changed
 -- Defines  payload_of, payload_text, append_payload, keep_payload, drop_payload, move_payload,
 --          remove_line, has_line
-local CHUNK = 8192
 
 -- How many chunks, and how long all values are.
 local function payload_of(id)

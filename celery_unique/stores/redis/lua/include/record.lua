@@ -10,8 +10,8 @@
 local MARKS_INLINE = 16  -- how many marks the record holds itself
 local CHECKED = 3  -- marks beside it that each new one checks for expiry; more than one, to shrink
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
--- How long followers are kept beyond the time at which they are due, and parked calls.
-local KEPT, PARKED_KEPT = 259200000, 2592000000
+local PARKED_KEPT = 2592000000  -- how long parked calls are kept, where followers are for KEPT
+-- @include keeping
 local followers_key, due_key = KEYS[2], KEYS[3]
 local record, lapsed, following, shared_name, last_token = {}, {}, nil, nil, 0
 local marks = 0
