@@ -138,7 +138,9 @@ class AtomicPublisher:
 
         No reply: the message has not passed kombu's channel. Raises AcquireFailed.
         """
-        if self.client.taken_until.get(request.key, 0.0) > monotonic():
+        is_taken = self.client.taken_until.get(request.key, 0.0) > monotonic()
+        # A probe is no repeated attempt: it would merge the same values once more.
+        if is_taken and not request.may_be_merged:
             conflict = self.client.probe(request, request.claim())
             if conflict is not None:
                 return conflict, None

@@ -153,6 +153,18 @@ def test_a_duplicate_of_another_process_is_one_act_and_pushes_nothing(store):
     assert (outcome.task_id, len(store.queue)) == ("a", 1)
 
 
+def test_a_call_that_may_be_merged_already_is_not_probed_for(store):
+    """The second round of a call whose holder was not published yet: the store knows the attempt by
+    its id, and merges its values once."""
+    coordinator = coordinator_of(store)
+    coordinator.publish(published(store, "a"))
+    store.acts.clear()
+
+    coordinator.publish(published(store, "b", may_be_merged=True))
+
+    assert store.acts == ["publish"]
+
+
 def test_a_key_that_is_free_again_is_published_after_the_probe(store):
     coordinator = coordinator_of(store)
     coordinator.publish(published(store, "a"))
