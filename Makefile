@@ -12,8 +12,8 @@ export PYTHONDONTWRITEBYTECODE =
 # Extra arguments for pytest: make test-fast ARGS="-k policy"
 ARGS ?=
 # How many test processes run at once, each with servers of its own. Many tests wait for workers and
-# leases, so that two cores have time for four.
-PROCESSES ?= 4
+# leases, so that two cores have time for six.
+PROCESSES ?= 6
 # What make test-fast runs: the other directories need servers. Its tests wait more than they work.
 FAST_TESTS = tests/unit tests/integration tests/stores tests/docs
 FAST_PROCESSES ?= 4

@@ -31,7 +31,7 @@ from tests.support.worker import REPOSITORY
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1500)]
 
 #: How many ticks, one second apart.
-TICKS = int(os.environ.get("CELERY_UNIQUE_TICKS", "8"))
+TICKS = int(os.environ.get("CELERY_UNIQUE_TICKS", "5"))
 #: A minute of a crontab is two seconds.
 SPEED = 30
 #: How far the clocks of the beats are apart, in their own seconds.
@@ -216,7 +216,8 @@ def test_each_tick_is_published_once(
     beats.start(1)
     beats.start(2)
     killed = stopped = 0
-    while len(beats.ticks()) < TICKS:
+    # On a busy machine a few ticks are over before the first of both faults.
+    while len(beats.ticks()) < TICKS or not (killed and stopped):
         victim = chance.randrange(3)
         time.sleep(chance.uniform(0.5, 1.5))
         if chance.random() < 0.5:

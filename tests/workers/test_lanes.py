@@ -586,7 +586,8 @@ def test_a_producer_that_is_killed_leaves_no_call_half_parked(hall):
         for _ in range(random.Random(3).randint(20, 40)):
             said = int(producer.stdout.readline())
         producer.kill()
-        said = max([said, *map(int, producer.stdout.read().split())])
+        with producer.stdout:
+            said = max([said, *map(int, producer.stdout.read().split())])
         producer.wait()
 
         worker = hall.work()
