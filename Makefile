@@ -116,8 +116,8 @@ test-matrix-%: .cache/matrix-%/.installed
 	    CELERY_UNIQUE_MATRIX_RESULTS=.cache/matrix/$*.json \
 	    .cache/matrix-$*/bin/python -m pytest $(DISTRIBUTED) $(MATRIX_TESTS) $(ARGS)
 
-matrix-docs: .venv/.installed-dev ## Write docs/reference/compatibility.md from the latest make test-matrix
-	$(BIN)/python -m tests.compatibility.page
+matrix-docs: .venv/.installed-dev ## Write docs/reference/compatibility.md from the latest make test-matrix; MIXED=--mixed from runs of several commits
+	$(BIN)/python -m tests.compatibility.page $(MIXED)
 
 test-loop: services .venv/.installed-dev ## The longest stall of an event loop during 1,000 awaited calls and an outage of the store
 	CELERY_UNIQUE_OUTAGE_S=$(OUTAGE) $(BIN)/python -m pytest -s -q tests/integration/test_aio.py -k test_a_loop_goes_on $(ARGS)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +44,8 @@ logger = logging.getLogger("celery_unique")
 THREADS = 8
 #: After this time without the beginning of a call, the thread in charge waits for a server.
 PATIENCE_S = 0.02
-YIELD_S = 0.0001
+#: A loop that has not resumed the caller after this time is busy with something else.
+RESUMES_WITHIN_S = 0.001
 
 
 @overload
@@ -108,9 +108,11 @@ class _Call:
     task: Any
     request: Any
     future: Future[Any]
+    resumed: threading.Event
 
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
+            self.resumed.set()
             return
         self.app.set_current()
         if self.task is not None:
@@ -146,7 +148,7 @@ class _Threads:
         self._in_charge: object = None
         self._watching: asyncio.AbstractEventLoop | None = None
 
-    def submit(self, function: Callable[[], R]) -> Future[R]:
+    def submit(self, function: Callable[[], R], resumed: threading.Event) -> Future[R]:
         task = get_current_worker_task()
         call = _Call(
             function,
@@ -155,6 +157,7 @@ class _Threads:
             task,
             None if task is None else task.request,
             Future(),
+            resumed,
         )
         with self._lock:
             self._calls.append(call)
@@ -186,8 +189,9 @@ class _Threads:
     def _work(self, thread: object) -> None:
         while (call := self._next(thread)) is not None:
             call.run()
-            # The caller's loop wakes: let it run, and not only after the interpreter's interval.
-            time.sleep(YIELD_S)
+            # Let the loop run now, and not only after the interpreter's interval. Calls that end
+            # while it waits for its turn would all be resumed in one of its rounds.
+            call.resumed.wait(RESUMES_WITHIN_S)
 
     def _next(self, thread: object) -> _Call | None:
         with self._lock:
@@ -216,7 +220,8 @@ async def _in_thread(what: str, function: Callable[[], R]) -> R:
     global _threads
     if _threads is None:
         _threads = _Threads()
-    future = _threads.submit(function)
+    resumed = threading.Event()
+    future = _threads.submit(function, resumed)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
@@ -224,6 +229,7 @@ async def _in_thread(what: str, function: Callable[[], R]) -> R:
             future.add_done_callback(partial(_report_abandoned, what))
         raise
     finally:
+        resumed.set()
         del future, function  # not a cycle: the future has the error, whose traceback has them
 
 

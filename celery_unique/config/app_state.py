@@ -20,6 +20,7 @@ from celery_unique.policy.task_options import TaskPolicies
 from celery_unique.stores import open_store
 from celery_unique.stores.base import LockStore
 from celery_unique.stores.bounded import BoundedDict
+from celery_unique.stores.diagnosis import IDENTITY_NAMESPACE, identity_in
 from celery_unique.stores.failover import REMEMBERED, FailOver, FailOvers
 from celery_unique.stores.memory import MemoryStore
 
@@ -149,6 +150,20 @@ class AppState:
         for watch in self._store_watchers:
             watch(store)
         return store
+
+    def store_identity(self) -> str:
+        """The id that the store keeps: the same by every address that leads to it. Not cached: a
+        store that lost its data has another one. Takes a connection and a round trip or two."""
+        store = self.store
+        if isinstance(store, MemoryStore):
+            return store.identity
+        url, options = store_url(self.app, self.settings)
+        timeout_s = self.settings.store_timeout.total_seconds()
+        kept = open_store(url, namespace=IDENTITY_NAMESPACE, timeout_s=timeout_s, **options)
+        try:
+            return identity_in(kept)
+        finally:
+            kept.close()
 
     def _failed_over(self, failover: FailOver) -> None:
         """Report it once, although the store and the gate's store both notice it."""

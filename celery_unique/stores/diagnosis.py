@@ -6,16 +6,18 @@ it raises StoreUnavailable as every other method does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 from uuid import uuid4
 
 from .base import Claim, LockStore
 
-#: A key that no call can have. What is briefly recorded there distinguishes stores.
+#: A key that no call can have.
 NO_CALLS_KEY = "0:" + "0" * 64
+#: Where the identity of a store is, whatever the namespaces of its locks are.
+IDENTITY_NAMESPACE = "celery_unique.identity"
+#: A hundred years: every record of a store has a deadline.
+IDENTITY_MS = 100 * 365 * 86_400_000
 
 #: ``error``: locks are wrong or will be. ``warning``: they can be lost. ``note``: good to know.
 Level = Literal["error", "warning", "note"]
@@ -42,25 +44,16 @@ class Diagnosis:
     servers: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-@contextmanager
-def marked(store: LockStore, life_ms: int = 30_000) -> Iterator[str]:
-    """Keep an id in the store, by which other processes find out that they use the same store:
-    the addresses in fingerprints may differ.
+def identity_in(store: LockStore) -> str:
+    """The id that the store keeps, by which processes find out that they use the same one: the
+    addresses in fingerprints may differ.
 
-    It is a lock of a key that no call can have: every store can do that, in one atomic act.
+    ``store`` is opened in ``IDENTITY_NAMESPACE``, where no walk over locks finds it. The id is that
+    of a lock whose key no call can have: every store can keep it, and one atomic act makes it.
     """
-    claim = Claim(uuid4().hex, "celery_unique.doctor", "pw", grace_ms=life_ms)
-    acquired = store.acquire(NO_CALLS_KEY, claim)
-    if acquired.holder is not None:  # another process does the same, which serves as well
-        yield acquired.holder.task_id
-        return
-    try:
-        yield claim.task_id
-    finally:
-        store.give_back(NO_CALLS_KEY, claim.task_id, mark_ms=1)
-
-
-def marks_in(store: LockStore) -> list[str]:
-    """The ids that ``marked`` keeps in the store."""
     record, _ = store.read(NO_CALLS_KEY)
-    return sorted(record.tasks)
+    if record.tasks:
+        return min(record.tasks)
+    claim = Claim(uuid4().hex, "celery_unique.identity", "pw", grace_ms=IDENTITY_MS)
+    holder = store.acquire(NO_CALLS_KEY, claim).holder
+    return claim.task_id if holder is None else holder.task_id

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import TypeVar
+from uuid import uuid4
 
 from celery_unique.exceptions import ConfigurationError
 
@@ -38,6 +39,7 @@ class MemoryStore(RecordedStore):
         self._records: dict[str, Record] = {}
         self._due: dict[str, int] = {}  # when to reap each key that has followers
         self._mutex = threading.Lock()
+        self.identity = uuid4().hex
         _stores.add(self)
 
     @classmethod

@@ -48,11 +48,11 @@ def unique_held(
     state: Any,
     limit: int = MOST_LISTED,
     task_ids: list[str] | None = None,
-    store_marks: bool = False,
+    store_identity: bool = False,
     **_: Any,
 ) -> dict[str, Any]:
     """What this worker holds of unique tasks. With ``task_ids``: those of them alone. With
-    ``store_marks`` also the ids by which other processes recognise its store."""
+    ``store_identity`` also the id that its store keeps."""
     from celery_unique import __version__
     from celery_unique.config.app_state import state_of
     from celery_unique.exceptions import ConfigurationError
@@ -70,7 +70,7 @@ def unique_held(
         app_state = state_of(state.app)
     except ConfigurationError:
         return {**reply, "installed": False}
-    reply |= _store(app_state, store_marks)
+    reply |= _store(app_state, store_identity)
     reply["failovers"] = [
         {"before": each.before, "after": each.after, "noticed_at_ms": int(each.noticed_at * 1000)}
         for each in list(app_state.failovers)
@@ -80,15 +80,14 @@ def unique_held(
     return reply | _held(app_state, state, limit, task_ids)
 
 
-def _store(app_state: AppState, store_marks: bool) -> dict[str, Any]:
+def _store(app_state: AppState, store_identity: bool) -> dict[str, Any]:
     from celery_unique.exceptions import CeleryUniqueError
-    from celery_unique.stores.diagnosis import marks_in
 
     try:
         return {
             "store": app_state.store.fingerprint(),
             "namespace": app_state.settings.namespace,
-            **({"store_marks": marks_in(app_state.store)} if store_marks else {}),
+            **({"store_identity": app_state.store_identity()} if store_identity else {}),
         }
     except CeleryUniqueError as error:  # a worker without unique tasks needs none
         return {"store": None, "namespace": None, "store_error": str(error)}

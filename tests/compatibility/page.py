@@ -1,19 +1,22 @@
 """``make matrix-docs``: docs/reference/compatibility.md from the latest ``make test-matrix``.
 
 The runs leave a file each in .cache/matrix. They are put together in compatibility.json beside the
-page, from which the page is made: `tests/docs/test_compatibility.py` compares the two.
+page, from which the page is made: `tests/docs/test_compatibility.py` compares the two. Runs of
+different commits, or of one that is not known, are put together with ``--mixed`` only; the page
+states the commit of each.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.compatibility.recorder import MATRIX
+from tests.compatibility.recorder import MATRIX, UNKNOWN
 from tests.workers.matrix import (
     BROKERS,
     DJANGOS,
@@ -67,18 +70,39 @@ DJANGO = "tests/django"
 CONTRACT = "tests/stores/test_contract.py"
 
 
-def collect() -> dict[str, Any]:
-    """The runs, oldest first; those with the same versions are parts of one."""
-    paths = sorted(RUNS.glob("*.json"), key=lambda path: path.stat().st_mtime)
+class MixedCommits(Exception):
+    """The runs are not of one commit."""
+
+
+def collect(directory: Path = RUNS, *, mixed: bool = False) -> dict[str, Any]:
+    """The runs, oldest first; those of one commit with the same versions are parts of one."""
+    paths = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    parts = {path.name: json.loads(path.read_text()) for path in paths}
+    if not mixed:
+        _check_commits({name: _commit(part) for name, part in parts.items()})
     runs: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        part = json.loads(path.read_text())
-        run = runs.setdefault(json.dumps([part["python"], part["packages"]]), part)
+    for part in parts.values():
+        which = json.dumps([_commit(part), part["python"], part["packages"]])
+        run = runs.setdefault(which, part)
         run["servers"] |= part["servers"]
         run["files"] |= part["files"]
         for cell, outcomes in part["cells"].items():
             run["cells"].setdefault(cell, {}).update(outcomes)
     return {"runs": list(runs.values())}
+
+
+def _check_commits(commits: Mapping[str, str]) -> None:
+    if len(set(commits.values())) <= 1 and UNKNOWN not in commits.values():
+        return
+    told = ", ".join(f"{name} of {commit}" for name, commit in sorted(commits.items()))
+    raise MixedCommits(
+        f"the runs are not of one commit: {told}. Run make test-matrix again; --mixed puts them "
+        "together all the same, and the page states the commit of each"
+    )
+
+
+def _commit(run: Mapping[str, Any]) -> str:
+    return str(run.get("commit") or UNKNOWN)
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -93,6 +117,7 @@ def page(document: Mapping[str, Any]) -> str:
             "leads to the tests of its column; a test that a row leaves out is named with the "
             "reason. *Not run yet* are tests and versions that are newer than the latest run."
         ),
+        _commits(runs, newest),
         f"Latest run: {taken}, with Python {newest['python']}, "
         + ", ".join(f"{name} {number}" for name, number in newest["packages"].items() if number)
         + " where a table does not say otherwise.",
@@ -127,6 +152,19 @@ def page(document: Mapping[str, Any]) -> str:
         _tests(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _commits(runs: Sequence[dict[str, Any]], newest: dict[str, Any]) -> str:
+    commits = {_commit(run) for run in runs}
+    changed = " `+` marks uncommitted changes." if any("+" in each for each in commits) else ""
+    if commits == {UNKNOWN}:
+        return "Commit of the runs: not recorded; they may be of more than one."
+    if len(commits) == 1:
+        return f"Commit of all runs: `{commits.pop()}`.{changed}"
+    return (
+        f"The runs are of {len(commits)} commits: brokers, result backends, pools and lock stores "
+        f"of `{_commit(newest)}`, the others as their tables say.{changed}"
+    )
 
 
 def _run_of_all(runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -198,15 +236,15 @@ def _versions(runs: Iterable[dict[str, Any]]) -> str:
     rows = []
     for wanted in VERSIONS:
         if wanted not in ran:
-            rows.append([*wanted.split("-")[:2], "-", "-", "-", NOT_RUN])
+            rows.append([*wanted.split("-")[:2], "-", "-", "-", "-", NOT_RUN])
             continue
         run = ran[wanted]
         cells = OF_OLDEST if wanted.endswith("-oldest") else OF_VERSIONS
         outcomes = [outcome for cell in cells for outcome in run["cells"][cell].values()]
         text = f"[{outcomes.count('passed')} of {len(outcomes)} passed](#tests)"
         packages = [run["packages"][name] for name in ("celery", "kombu", "redis", "SQLAlchemy")]
-        rows.append([run["python"], *packages, text])
-    return _table(["Python", "Celery", "kombu", "redis-py", "SQLAlchemy", "tests"], rows)
+        rows.append([run["python"], *packages, _commit(run), text])
+    return _table(["Python", "Celery", "kombu", "redis-py", "SQLAlchemy", "commit", "tests"], rows)
 
 
 def _series(version: str) -> str:
@@ -218,14 +256,15 @@ def _django(runs: Iterable[dict[str, Any]]) -> str:
     rows = []
     for wanted in DJANGOS:
         if wanted not in ran:
-            rows.append([wanted, "-", NOT_RUN])
+            rows.append([wanted, "-", "-", NOT_RUN])
             continue
         run, counts = ran[wanted], Counter[str]()
         for name, outcomes in run["files"].items():
             if name == DJANGO or name.startswith("tests/stores/test_django_"):
                 counts.update(outcomes)
-        rows.append([str(run["packages"]["Django"]), run["python"], _counts(counts)])
-    return _table(["Django", "Python", "tests"], rows)
+        version = str(run["packages"]["Django"])
+        rows.append([version, run["python"], _commit(run), _counts(counts)])
+    return _table(["Django", "Python", "commit", "tests"], rows)
 
 
 def _tests() -> str:
@@ -244,8 +283,16 @@ def _anchor(column: str) -> str:
     return _title(column).lower().replace(",", "").replace(" ", "-")
 
 
-def main() -> int:
-    document = collect()
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compatibility.page")
+    parser.add_argument(
+        "--mixed", action="store_true", help="put runs of different commits together"
+    )
+    try:
+        document = collect(mixed=parser.parse_args(arguments).mixed)
+    except MixedCommits as error:
+        print(error, file=sys.stderr)
+        return 1
     if not document["runs"]:
         print(f"no runs in {RUNS}: run make test-matrix")
         return 1

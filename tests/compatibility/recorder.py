@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 from collections import Counter
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,8 @@ import pytest
 
 VARIABLE = "CELERY_UNIQUE_MATRIX_RESULTS"
 MATRIX = "tests/workers/test_matrix.py"
+#: The commit of a run that did not record it, or was no checkout.
+UNKNOWN = "unknown"
 #: What a run is told by.
 PACKAGES = ("celery", "kombu", "redis", "SQLAlchemy", "Django")
 
@@ -49,6 +52,7 @@ class Recorder:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "taken": f"{datetime.now(UTC):%Y-%m-%d}",
+            "commit": commit(),
             "python": platform.python_version(),
             "packages": {name: _version(name) for name in PACKAGES},
             "servers": dict(sorted(self._servers.items())),
@@ -80,6 +84,17 @@ def _suite(file: str, name: str) -> str:
     if file == "tests/stores/test_contract.py" and store:
         return f"{file}[{store[1]}]"
     return file if file.startswith("tests/stores/") else str(Path(file).parent)
+
+
+def commit() -> str:
+    """The commit whose code has run; with ``+`` if the working tree differs from it."""
+    command = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    here = Path(__file__).parent
+    try:
+        reply = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return reply.stdout.strip()
 
 
 def _version(package: str) -> str | None:

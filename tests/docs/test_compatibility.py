@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.compatibility.page import COLUMNS, NOT_RUN, PAGE, RESULTS_FILE, SHOWN, page
+from tests.compatibility import page as compatibility
+from tests.compatibility import recorder
+from tests.compatibility.page import (
+    COLUMNS,
+    NOT_RUN,
+    PAGE,
+    RESULTS_FILE,
+    SHOWN,
+    MixedCommits,
+    collect,
+    main,
+    page,
+)
 from tests.docs.pages import ROOT
 from tests.workers.matrix import CELLS
 from tests.workers.matrix import Cell as MatrixCell
@@ -51,3 +65,64 @@ def test_nothing_else_has_failed(document):
     for run in document["runs"]:
         for counts in run["files"].values():
             assert counts.keys() <= {"passed", "skipped"}
+
+
+# -- runs of several commits ------------------------------------------------------------------
+
+
+def write_run(directory: Path, name: str, **facts: Any) -> None:
+    run = json.loads(RESULTS_FILE.read_text(encoding="utf-8"))["runs"][0]
+    (directory / name).write_text(json.dumps(run | facts), encoding="utf-8")
+
+
+def test_runs_of_one_commit_are_parts_of_one(tmp_path):
+    write_run(tmp_path, "all.json", commit="0a1b2c3d")
+    write_run(tmp_path, "django-5.2.json", commit="0a1b2c3d", cells={})
+
+    document = collect(tmp_path)
+
+    assert len(document["runs"]) == 1
+    assert "Commit of all runs: `0a1b2c3d`." in page(document)
+
+
+@pytest.mark.parametrize("other", ["99999999", "0a1b2c3d+", None])
+def test_runs_of_other_commits_are_refused_unless_they_are_wanted(tmp_path, other):
+    write_run(tmp_path, "all.json", commit="0a1b2c3d")
+    write_run(tmp_path, "django-6.0.json", commit=other, cells={})
+
+    with pytest.raises(MixedCommits, match=r"all.json of 0a1b2c3d, django-6.0.json of .*--mixed"):
+        collect(tmp_path)
+
+    document = collect(tmp_path, mixed=True)
+    told = page(document)
+    assert [run["commit"] for run in document["runs"]] == ["0a1b2c3d", other]
+    assert "The runs are of 2 commits" in told
+    assert f"| {other or 'unknown'} |" in told
+
+
+def test_the_command_that_refuses_writes_nothing_and_says_why(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path, "all.json", commit="0a1b2c3d")
+    write_run(tmp_path, "3.12.json", commit="99999999")
+    monkeypatch.setattr(collect, "__defaults__", (tmp_path,))
+    written = tmp_path / "page.md"
+    monkeypatch.setattr(compatibility, "PAGE", written)
+    monkeypatch.setattr(compatibility, "RESULTS_FILE", tmp_path / "page.txt")
+
+    assert main([]) == 1
+    assert "the runs are not of one commit" in capsys.readouterr().err
+    assert not written.exists()
+    assert main(["--mixed"]) == 0
+    assert "The runs are of 2 commits" in written.read_text(encoding="utf-8")
+
+
+def test_a_run_records_its_commit(tmp_path):
+    path = tmp_path / "all.json"
+    run = recorder.Recorder(path)
+    run.pytest_runtest_logreport(
+        pytest.TestReport(
+            f"{recorder.MATRIX}::test_eta[redis]", ("", 0, ""), {}, "passed", None, "call"
+        )
+    )
+    run.pytest_sessionfinish()
+
+    assert json.loads(path.read_text(encoding="utf-8"))["commit"] == recorder.commit()

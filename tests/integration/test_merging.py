@@ -24,6 +24,7 @@ from celery_unique import (
     apply_many,
     lookup,
     release,
+    unique_lost,
 )
 from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
@@ -639,6 +640,61 @@ def test_values_merged_into_a_caller_slower_than_the_grace_may_run_twice(local_a
     assert call(2).outcome == "created"
 
     assert [run(1), run(2)] == [[[1], [2]], [[2]]]
+
+
+def test_a_task_whose_lease_lapsed_runs_with_all_values_and_later_calls_are_another_task(app):
+    """A worker that was suspended had its message, which comes back."""
+    index = Index(app)
+    first, second = index.call(1), index.call(2)
+    store = state_of(app).store
+    start = Start(first.id, "d1", "shop.index", 60_000, 60_000, merge=True)
+    assert values_of(store.start(first.unique_key, start).payload) == [[1], [2]]
+
+    advance(app, 61)  # it renewed nothing
+    third, fourth = index.call(3), index.call(4)
+
+    assert second.id == first.id
+    assert (third.outcome, fourth.outcome, fourth.id) == ("created", "merged", third.id)
+    assert third.id != first.id
+    lost: list[Any] = []
+
+    def record(task_id: str, **_: Any) -> None:
+        lost.append(task_id)
+
+    unique_lost.connect(record)
+    with working(app):
+        assert (value_of(first), value_of(third)) == ([1, 2], [3, 4])
+    assert lost == [first.id]
+    assert sorted(values for _, values in index.ran) == [[1, 2], [3, 4]]
+
+
+def test_values_of_calls_that_raised_run_where_one_of_their_messages_has_arrived(app):
+    """The publish raises in the caller of a task, and again in a call that was merged into it,
+    although a worker has that message."""
+    index = Index(app)
+    publish = app.amqp.send_task_message
+
+    def refused(*_: Any, **__: Any) -> Any:
+        app.amqp.send_task_message = arrives
+        with pytest.raises(OperationalError, match="no reply"):
+            index.call(2)  # merged into the task that is about to be published
+        raise OperationalError("refused")
+
+    def arrives(*args: Any, **options: Any) -> Any:
+        app.amqp.send_task_message = publish
+        publish(*args, **options)
+        assert index.began.wait(20)
+        raise OperationalError("no reply")
+
+    app.amqp.send_task_message = refused
+    with working(app):
+        with pytest.raises(OperationalError, match="refused"):
+            index.call(1)
+        third = index.call(3)
+        assert value_of(third) == [3]
+
+    assert [values for _, values in index.ran] == [[1, 2], [3]]
+    assert locks(app) == []
 
 
 def test_revoking_the_task_revokes_the_calls_merged_into_it(app):

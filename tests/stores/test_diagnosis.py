@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
 
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.stores import open_store
 from celery_unique.stores.diagnosis import Diagnosis
 from tests.stores.timing import PATIENCE_S
 from tests.support import RedisCluster, RedisSentinels, RedisServer, eventually
+from tests.support.app import advance, make_app
 from tests.support.redis_groups import ask, configured
 from tests.support.server import HOST, free_port
 
@@ -197,3 +200,64 @@ def test_a_primary_without_a_replica_is_found_and_one_that_hangs_is_named(start_
 def replicas_of(server: RedisServer) -> int:
     with server.client() as client:
         return int(client.info("replication")["connected_slaves"])
+
+
+# -- identity ------------------------------------------------------------------------------------
+
+
+KEPT_BY = [
+    pytest.param("sqlite_url"),
+    *(
+        pytest.param(url, marks=pytest.mark.server)
+        for url in (
+            *("redis_url", "valkey_url", "cluster_url", "sentinel_url"),
+            *("postgres_url", "mariadb_url"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("url", KEPT_BY)
+def test_a_store_keeps_an_identity_that_no_walk_finds(request, url):
+    app = make_app(request.getfixturevalue(url), broker="memory://")
+    other = make_app(request.getfixturevalue(url), broker="memory://", unique_namespace="shop")
+
+    identity = state_of(app).store_identity()
+    try:
+        assert re.fullmatch(r"[0-9a-f]{32}", identity)
+        assert state_of(app).store_identity() == identity
+        assert state_of(other).store_identity() == identity  # namespaces share a store
+        advance(app, 3 * 86_400)
+        state_of(app).store.sweep()
+        assert state_of(app).store_identity() == identity
+        assert list(state_of(app).store.walk()) == list(state_of(other).store.walk()) == []
+    finally:
+        state_of(app).store.close()
+        state_of(other).store.close()
+
+
+@pytest.mark.server
+def test_two_addresses_of_a_server_have_one_identity_and_two_databases_have_two(redis_server):
+    addresses = [redis_server.url_of(5), redis_server.url_of(5).replace("127.0.0.1", "localhost")]
+    apps = [make_app(url, broker="memory://") for url in (*addresses, redis_server.url_of(6))]
+
+    one, same, other = (state_of(app).store_identity() for app in apps)
+
+    assert one == same != other
+    assert len({state_of(app).store.fingerprint() for app in apps}) == 3
+    for app in apps:
+        state_of(app).store.close()
+
+
+def test_processes_that_write_it_at_the_same_time_have_one(sqlite_url):
+    with ThreadPoolExecutor(8) as threads:
+        apps = [make_app(sqlite_url) for _ in range(8)]
+        found = list(threads.map(lambda app: state_of(app).store_identity(), apps))
+
+    assert len(set(found)) == 1
+
+
+def test_locks_in_memory_are_those_of_one_object():
+    one, other = (state_of(make_app("memory://")).store_identity() for _ in range(2))
+
+    assert one != other

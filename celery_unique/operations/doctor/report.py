@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +25,9 @@ from celery_unique.publish.stale_holders.workers import (
     NoAnswer,
     Workers,
     query_workers,
-    store_marks_of_workers,
+    store_identities_of_workers,
 )
-from celery_unique.stores.diagnosis import Diagnosis, Finding, Level, marked
+from celery_unique.stores.diagnosis import Diagnosis, Finding, Level
 from celery_unique.stores.record import Record
 
 from . import checks, failovers
@@ -101,6 +102,8 @@ def _examine_store(app_state: AppState, report: Report) -> tuple[StoreClock | No
         )
         return None, Diagnosis()
     report.store_answers = True
+    with suppress(StoreUnavailable):  # a replica, or no rights: a finding of its own, or no matter
+        report.facts["identity"] = app_state.store_identity()
     report.facts |= diagnosis.facts
     report.servers = diagnosis.servers
     report.passed["store"] = f"the lock store answers in {clock.round_trip_ms:.1f} ms"
@@ -143,19 +146,19 @@ def _examine_workers(
 
 
 def _proven_same(app_state: AppState, report: Report, timeout_s: float) -> set[str]:
-    """The workers with another fingerprint whose store has the mark that is set in this one."""
+    """The workers with another fingerprint whose store keeps the same id."""
     replies, store = report.workers.replies, app_state.store
+    identity = report.facts.get("identity")
     others = [
         name for name in replies if replies[name].get("store") not in (None, store.fingerprint())
     ]
-    if not others or not report.store_answers:
+    if not others or identity is None:
         return set()
     try:
-        with marked(store) as mark:
-            found = store_marks_of_workers(app_state.app, others, timeout_s)
-    except (StoreUnavailable, BrokerUnavailable):
+        found = store_identities_of_workers(app_state.app, others, timeout_s)
+    except BrokerUnavailable:
         return set()
-    return {name for name in others if mark in found.get(name, ())}
+    return {name for name in others if found.get(name) == identity}
 
 
 # -- locks -------------------------------------------------------------------------------

@@ -99,17 +99,17 @@ def _query(app: Any, workers: Workers, running: list[str], timeout_s: float) -> 
     workers.silent = [n for n in running if n not in workers.replies and n not in workers.without]
 
 
-def store_marks_of_workers(
+def store_identities_of_workers(
     app: Any, names: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S
-) -> dict[str, list[str]]:
-    """The ids that each worker finds in its lock store."""
+) -> dict[str, str]:
+    """The id that the lock store of each worker keeps."""
     with broker_errors():
         replies = dict(
             _broadcast(
-                app, "unique_held", timeout_s, list(names), {"limit": 0, "store_marks": True}
+                app, "unique_held", timeout_s, list(names), {"limit": 0, "store_identity": True}
             )
         )
-    return {name: reply.get("store_marks") or [] for name, reply in replies.items() if reply}
+    return {name: reply.get("store_identity") or "" for name, reply in replies.items() if reply}
 
 
 def process_of(app: Any, name: str, task_id: str, timeout_s: float = 1.0) -> int | None:
