@@ -87,7 +87,7 @@ class TooManyExplanations(RuntimeError):
 
 
 def check(
-    history: Sequence[Operation], specification: Specification[S], most: int = 20_000
+    history: Sequence[Operation], specification: Specification[S], most: int = 200_000
 ) -> Verdict:
     """Follow the history of one object; see the module."""
     search = _Search(history, specification, most)

@@ -37,6 +37,8 @@ class Figures:
     unexplained: list[str] = field(default_factory=list)
     more_than_once: int = 0
     kills: int = 0
+    #: Workers that have ended by themselves, and were started again.
+    ends: int = 0
     #: Deliveries that a guard has dropped: the broker did deliver messages twice.
     dropped: int = 0
     seconds: float = 0.0
@@ -77,6 +79,8 @@ class Redelivery:
     #: Where the broker and the diary are one Redis that has one.
     journal: RedisJournal | None = None
     called: int = 0
+    #: The last lines of workers that have ended by themselves.
+    last_words: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.redis = redis.Redis.from_url(self.settings["redis_url"], decode_responses=True)
@@ -140,6 +144,7 @@ class Redelivery:
             if not worker.is_running():
                 now = time.time()
                 self.killed.setdefault(worker.hostname, []).append((now, now))
+                self.last_words.append(worker.log()[-1500:])
                 self.start(name, wait=False)
 
     def ended(self, number: int) -> int:
@@ -176,7 +181,8 @@ class Redelivery:
                 seen, since = now, time.monotonic()
 
     def figures(self, number: int) -> Figures:
-        figures = Figures(number, kills=sum(map(len, self.killed.values())))
+        ends = len(self.last_words)
+        figures = Figures(number, kills=sum(map(len, self.killed.values())) - ends, ends=ends)
         lost: list[str] = []
         for n in range(number):
             runs = self.runs(n)
