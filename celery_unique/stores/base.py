@@ -376,7 +376,9 @@ class LockStore(Protocol):
         """Fire-and-forget: result and acknowledgement are done, remove the ending task."""
 
     def forget(self, key: str, task_id: str) -> None:
-        """Fire-and-forget: the message that a mark was waiting for was received and dropped."""
+        """Fire-and-forget: the message that a mark was waiting for was received and dropped.
+
+        No effect on a lasting mark: another message of this id may be waiting, too."""
 
     # -- followers -----------------------------------------------------------
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:

@@ -45,9 +45,8 @@ BLIND = (
 EARLY_AND_LOST = ("admission", "once", "one outcome", "live delivery", "result seen")
 #: A call that was published without a reply of the store.
 BYPASSED = ("admission", "once", "superseded", "one outcome")
-#: A call was published by a duplicate, since its own caller was slow: the two messages have one
-#: mark, which a worker forgets with the first that it drops.
-HELPED = ("superseded", "revoked", "once", "one outcome")
+#: A call was published by a duplicate, since its own caller was slow: there are two messages.
+HELPED = ("once", "one outcome")
 #: Of those of the protocol, the ones that are checked here. "free soon" is about a lease in a
 #: record, which is the model's to look at.
 CHECKED = tuple(name for name in INVARIANTS if name != "free soon")

@@ -72,7 +72,7 @@ def test_a_dead_letter_that_was_delivered_before_runs_when_it_comes_back(
         assert "already ended" not in stage.log()
 
 
-@pytest.mark.skipif(
+@pytest.mark.skipif(False and 
     celery.VERSION[:2] < (5, 7),
     reason="there a pool that stops may read a torn reply, and Celery does not learn of the end",
 )

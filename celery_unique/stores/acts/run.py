@@ -229,4 +229,6 @@ def _kept_until(task: TaskEntry, finish: Finish, now: int) -> int:
 
 def forget(record: Record, task_id: str, now: int) -> None:
     record.purge(now)
-    record.drop_mark(task_id, now)
+    mark = record.mark_of(task_id, now)
+    if mark is not None and not mark.lasting:
+        record.drop_mark(task_id, now)

@@ -2,11 +2,12 @@
 --
 -- KEYS     1 the record of the key, 2 its followers, 3 the bucket's due set, 4 more of its marks
 -- ARGV     1 clock offset, 2 task id (times in ms)
--- Returns  1 removed, 0 there was none (fire-and-forget: the reply is not used)
+-- Returns  1 removed, 0 there was none, or it is lasting (fire-and-forget: the reply is not used)
 local offset, id = ARGV[1] + 0, ARGV[2]
 -- @include entries
 -- @include record
 
-if not mark_of(id) then return 0 end
+local mark = mark_of(id)
+if not mark or is_lasting(mark) then return 0 end
 drop_mark(id)
 return 1
