@@ -645,7 +645,12 @@ class Model(LanesModel, FollowingModel):
 
     def forget(self, key: str, task_id: str) -> None:
         mark = self.mark(key, task_id)
-        if mark is not None and not mark["lasting"]:
+        follower = self.follower(key, task_id)
+        reaped = follower is not None and (follower["promoted"] or follower["holder"] == task_id)
+        reaped = reaped or self.in_lane(key, task_id) is not None
+        task = self.task(key, task_id)
+        twice = task is not None and task["copies"]
+        if mark is not None and not (mark["lasting"] or reaped or twice):
             self._remove_mark(key, task_id)
 
     # -- the two lists ------------------------------------------------------
