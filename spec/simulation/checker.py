@@ -84,6 +84,8 @@ class Seen:
     #: Of each key: delivery -> token.
     tokens: dict[object, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     values: set[str] = field(default_factory=set)  # with which bodies ran
+    #: Followers that were removed from the store before they had a result.
+    dropped: set[str] = field(default_factory=set)
     parents: dict[int, str] = field(default_factory=dict)
     saw: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -178,6 +180,9 @@ def _wrong(seen: Seen, event: Event) -> list[tuple[str, str]]:
             given[facts["delivery"]] = token
             if token <= last and not repeated:
                 return [("token", f"{task} got {token} after {last}")]
+    elif event.kind == "complete_follower":
+        if not facts["has_result"]:
+            seen.dropped.add(task)
     elif event.kind == "call begins":
         seen.parents[facts["call"]] = facts["parent"]
     elif event.kind == "saw result":
@@ -222,7 +227,12 @@ def _returned(seen: Seen, event: Event) -> list[tuple[str, str]]:
 
 
 def _lost(trace: Trace, seen: Seen) -> str:
+    # A call that leaves the lane because it raises is not accepted; one that is published without a
+    # lock follows nobody.
+    bypassed = {task for task, outcome in seen.accepted.values() if outcome == "bypassed"}
     for n, (task, outcome) in sorted(seen.accepted.items()):
+        if task in seen.dropped - bypassed:
+            return f"nothing is lost: {task} of call {n} was removed before it had a result"
         if not _has_outcome(seen, task, set()):
             what = f"call {n} ({outcome}) was accepted as {task}, which is lost"
             return f"nothing is lost: {what}"

@@ -123,6 +123,8 @@ class Simulation:
         if name == "start" and reply.verdict == "run":
             facts["token"], facts["key"] = reply.token - EPOCH_US, arguments[0][2:8]
             facts["delivery"] = arguments[1].delivery.rpartition("/")[2]
+        if name == "complete_follower":
+            facts["has_result"] = self._has_result(task)
         if late:
             facts["late"] = True
         self.note(name, **facts)
