@@ -180,9 +180,8 @@ def _wrong(seen: Seen, event: Event) -> list[tuple[str, str]]:
             given[facts["delivery"]] = token
             if token <= last and not repeated:
                 return [("token", f"{task} got {token} after {last}")]
-    elif event.kind == "complete_follower":
-        if not facts["has_result"]:
-            seen.dropped.add(task)
+    elif event.kind == "removed without a result":
+        seen.dropped.add(task)
     elif event.kind == "call begins":
         seen.parents[facts["call"]] = facts["parent"]
     elif event.kind == "saw result":

@@ -123,11 +123,14 @@ class Simulation:
         if name == "start" and reply.verdict == "run":
             facts["token"], facts["key"] = reply.token - EPOCH_US, arguments[0][2:8]
             facts["delivery"] = arguments[1].delivery.rpartition("/")[2]
-        if name == "complete_follower":
-            facts["has_result"] = self._has_result(task)
         if late:
             facts["late"] = True
         self.note(name, **facts)
+
+    def note_removal(self, store: MemoryStore, key: str, task_id: str) -> None:
+        """A call that may follow another is about to leave the store."""
+        if task_id in dict(store.followers(key)) and not self._has_result(task_id):
+            self.note("removed without a result", task=task_id)
 
     # -- processes -----------------------------------------------------------------------------
 
