@@ -422,9 +422,7 @@ class Model(LanesModel, FollowingModel):
         if mark is not None and mark["kind"] == "done" and not followed:
             return "active"  # it has ended
         before = mark["until"] if mark is not None else 0
-        self._set_mark(
-            key, task_id, "revoked", max(mark_for, before - self.now), lasting=lasting
-        )
+        self._set_mark(key, task_id, "revoked", max(mark_for, before - self.now), lasting=lasting)
         self.look_after(key)
         return "cancelled"
 

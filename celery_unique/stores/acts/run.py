@@ -9,7 +9,13 @@ from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntr
 
 from . import lanes, merge
 from .blocking import in_limbo
-from .followers import follows_itself, is_followed, number_of_followers, set_due_time, stop_following
+from .followers import (
+    follows_itself,
+    is_followed,
+    number_of_followers,
+    set_due_time,
+    stop_following,
+)
 from .replace import finalise, restore_replaced
 
 
