@@ -201,6 +201,15 @@ class TaskEntry:
         """It has ended, and its message was rejected: if redelivered, it runs."""
         return "j" in self.flags
 
+    @property
+    def marked_for_good(self) -> bool:
+        """Whether a mark of it must outlive the first message that finds it.
+
+        Nobody publishes a copy of a task in a canvas; and an older release takes a lasting mark
+        for one of a kind that it does not know, so that the task would not follow its replacement.
+        """
+        return self.copies and not self.in_canvas
+
     def is_abandoned(self, now: int) -> bool:
         """Whether it waits, and the worker that held its message is believed dead."""
         return self.waiting and 0 < self.held_until <= now
@@ -278,6 +287,8 @@ _MARK_VALUES = (str, int, str)
 
 
 MARK_KINDS = ("superseded", "withdrawn", "revoked", "done")
+#: Behind the kind of a lasting mark, where every release and every column has room for it.
+LASTING = "+"
 #: No task has this id: under it a packed record has the latest deadline of the marks beside it,
 #: and their number. An older release takes it for a mark, and keeps it.
 BESIDE = ""
@@ -290,13 +301,21 @@ class Mark:
     kind: str
     until: int
     by: str = ""  # of a superseded id: the id that replaced it
+    #: There may be two messages of the id, and each must find the mark: `forget` leaves it.
+    lasting: bool = False
+
+    @property
+    def stored_kind(self) -> str:
+        return self.kind + LASTING if self.lasting else self.kind
 
     def packed(self) -> list[Any]:
-        return [self.kind, self.until, self.by] if self.by else [self.kind, self.until]
+        values = [self.stored_kind, self.until]
+        return [*values, self.by] if self.by else values
 
     @classmethod
     def unpacked(cls, values: list[Any]) -> Mark:
-        return cls(*typed(values[:3], _MARK_VALUES))
+        kind, *others = typed(values[:3], _MARK_VALUES)
+        return cls(kind.removesuffix(LASTING), *others, lasting=kind.endswith(LASTING))
 
 
 #: How many marks a record holds itself. Further ones are stored beside it, where an act finds those

@@ -277,7 +277,7 @@ def _is_over(task: TaskEntry) -> bool:
 
 
 def _seen_mark(mark: Any) -> Any:
-    return mark and (mark.kind, mark.by)
+    return mark and (mark.kind, mark.by, mark.lasting)
 
 
 # -- states -------------------------------------------------------------------

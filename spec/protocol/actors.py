@@ -447,6 +447,8 @@ class Protocol:
                 claim = self._claim(c)
                 claim.join = f"message of {c}"
                 after, _ = self.store.act(after, "follow", claim, reply.by)
+            if verdict == "superseded" and not message.again:
+                after, _ = self.store.act(after, "forget", str(c))
             return after
         token = reply.token
         run = Run(

@@ -86,6 +86,8 @@ SCENARIOS: dict[str, Scenario] = {
     "replace, a slow caller": Scenario((ONE, REPLACE), faults(delay=2), workers=1),
     "replace, no reply": Scenario((ONE, REPLACE), faults(no_reply=1)),
     "replace, revoked": Scenario((ONE, REPLACE), faults(revoke=1)),
+    "replace a helped call": Scenario((ONE, ONE, REPLACE), workers=1),
+    "revoke a helped call": Scenario((ONE, ONE), faults(revoke=1), workers=1),
     "replace twice": Scenario((ONE, REPLACE, REPLACE), workers=1),
     "replace twice, a publish fails": Scenario(
         (ATOMIC, REPLACE, REPLACE), faults(publish_fails=1), workers=1
@@ -280,6 +282,7 @@ SHORT = (
     *("one call", "two calls, a publish fails", "two calls, no reply", "two calls, revoked"),
     *("two calls, a worker dies", "two calls, released", "atomic", "atomic replace"),
     *("a call after the result", "replace, a caller dies", "scheduled"),
+    *("replace a helped call", "revoke a helped call"),
     *("retry", "rerun, a worker dies", "a task calls itself", "a follower, a worker dies"),
     *("a follower, two reapers", "guard, a worker dies", "until success"),
     "a canvas waits, a worker dies",

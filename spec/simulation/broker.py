@@ -268,6 +268,8 @@ class StoreClient:
         raise StoreUnavailable("the store did not reply", store="simulated")
 
     def _apply(self, name: str, arguments: tuple[Any, ...], late: bool = False) -> Any:
+        if name == "complete_follower":
+            Current.simulation.note_removal(self._store, *arguments)
         reply = getattr(self._store, name)(*arguments)
         if name == "walk":
             reply = list(reply)

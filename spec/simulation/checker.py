@@ -45,9 +45,8 @@ BLIND = (
 EARLY_AND_LOST = ("admission", "once", "one outcome", "live delivery", "result seen")
 #: A call that was published without a reply of the store.
 BYPASSED = ("admission", "once", "superseded", "one outcome")
-#: A call was published by a duplicate, since its own caller was slow: the two messages have one
-#: mark, which a worker forgets with the first that it drops.
-HELPED = ("superseded", "revoked", "once", "one outcome")
+#: A call was published by a duplicate, since its own caller was slow: there are two messages.
+HELPED = ("once", "one outcome")
 #: Of those of the protocol, the ones that are checked here. "free soon" is about a lease in a
 #: record, which is the model's to look at.
 CHECKED = tuple(name for name in INVARIANTS if name != "free soon")
@@ -85,6 +84,8 @@ class Seen:
     #: Of each key: delivery -> token.
     tokens: dict[object, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     values: set[str] = field(default_factory=set)  # with which bodies ran
+    #: Followers that were removed from the store before they had a result.
+    dropped: set[str] = field(default_factory=set)
     parents: dict[int, str] = field(default_factory=dict)
     saw: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -179,6 +180,8 @@ def _wrong(seen: Seen, event: Event) -> list[tuple[str, str]]:
             given[facts["delivery"]] = token
             if token <= last and not repeated:
                 return [("token", f"{task} got {token} after {last}")]
+    elif event.kind == "removed without a result":
+        seen.dropped.add(task)
     elif event.kind == "call begins":
         seen.parents[facts["call"]] = facts["parent"]
     elif event.kind == "saw result":
@@ -223,7 +226,12 @@ def _returned(seen: Seen, event: Event) -> list[tuple[str, str]]:
 
 
 def _lost(trace: Trace, seen: Seen) -> str:
+    # A call that leaves the lane because it raises is not accepted; one that is published without a
+    # lock follows nobody.
+    bypassed = {task for task, outcome in seen.accepted.values() if outcome == "bypassed"}
     for n, (task, outcome) in sorted(seen.accepted.items()):
+        if task in seen.dropped - bypassed:
+            return f"nothing is lost: {task} of call {n} was removed before it had a result"
         if not _has_outcome(seen, task, set()):
             what = f"call {n} ({outcome}) was accepted as {task}, which is lost"
             return f"nothing is lost: {what}"

@@ -127,6 +127,11 @@ class Simulation:
             facts["late"] = True
         self.note(name, **facts)
 
+    def note_removal(self, store: MemoryStore, key: str, task_id: str) -> None:
+        """A call that may follow another is about to leave the store."""
+        if task_id in dict(store.followers(key)) and not self._has_result(task_id):
+            self.note("removed without a result", task=task_id)
+
     # -- processes -----------------------------------------------------------------------------
 
     def new_process(self, name: str) -> Process:

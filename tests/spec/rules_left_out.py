@@ -63,6 +63,7 @@ COUNTEREXAMPLES: dict[str, tuple[str, str]] = {
     "SupersedesAtTheSwap": ("replace, no reply", "nothing is lost"),
     "BringsNothingBack": ("replace, no reply", "nothing is lost"),
     "LeavesNoSupersededMark": ("replace, no reply", "superseded"),
+    "ForgetsTheMarkOfCopies": ("revoke a helped call", "revoked"),
     "LetsATaskInLimboStart": ("replace, no reply", "superseded"),
     "OnlyAConfirmPublishes": ("replace, no reply", "superseded"),
     "ReplacesTasksThatRun": ("replace, no reply", "admission"),

@@ -81,8 +81,7 @@ def test_the_scenarios_use_every_act_of_a_store():
     several = {"acquire_many", "confirm_many"}
     acts = {name for name in dir(MemoryStore) if not name.startswith("_")}
     acts = {name for name in acts if callable(getattr(MemoryStore, name))}
-    # A done mark that was met is dropped by the worker later: it changes nothing here.
-    assert acts - reading - life - several - used == {"forget"}
+    assert acts - reading - life - several - used == set()
 
 
 def test_a_scenario_that_is_too_large_is_not_taken_for_proven():

@@ -37,12 +37,15 @@ FOUND = {
     "runs_what_is_superseded": 0,
     "renews_nothing": 0,
     "finishes_after_the_result": 100,
+    "reaps_nothing": 300,
     "releases_at_a_retry": 0,
+    "completes_before_the_result": 0,
     "DropsFollowersAtFinish": 0,
     "ConfirmCreates": 50,
     "RenewCreates": 0,
     "StartsBesideALivingDelivery": 0,
     "LeavesNoSupersededMark": 0,
+    "ForgetsTheMarkOfCopies": 200,
     "SuccessorsDoNotWait": 0,
 }
 #: How many seeds a mistake may survive.

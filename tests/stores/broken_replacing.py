@@ -58,6 +58,15 @@ class LeavesNoSupersededMark(BrokenReplacing):
                 del record.marks[each]
 
 
+@caught_by(Contract.test_each_message_of_a_helped_task_finds_that_it_was_superseded)
+class ForgetsTheMarkOfCopies(BrokenReplacing):
+    """The first of two messages that is dropped takes the mark along."""
+
+    def forget(self, key: str, task_id: str) -> None:
+        with self.changing(key) as (record, _):
+            record.marks.pop(task_id, None)
+
+
 @caught_by(Contract.test_giving_back_a_replacement_in_the_middle_frees_nothing)
 class FreesWhatAMiddleReplacementReplaced(BrokenReplacing):
     """No chain: giving back the middle one makes the first live beside the last."""

@@ -104,7 +104,9 @@ class Model(LanesModel, FollowingModel):
             self._remove_task(key, task["id"])
             # Its message is still out there, for as long as it was to be waited for.
             for_so_long = max(mark_for, task["lease"] - self.now)
-            self._set_mark(key, task["id"], "superseded", for_so_long, by=task_id)
+            self._set_mark(
+                key, task["id"], "superseded", for_so_long, by=task_id, lasting=task["copies"]
+            )
             self.follow_instead(key, task["id"], task_id)
 
     def _bring_back(self, task: Task, lease: int) -> None:
@@ -414,11 +416,13 @@ class Model(LanesModel, FollowingModel):
                 self._forget_follower(key, task_id)
         self._remove_task(key, task_id)
         mark = self.mark(key, task_id)
+        # There may be two messages of its id: each has to find that it was revoked.
+        lasting = bool(task and task["copies"]) or bool(mark and mark["lasting"])
         followed = self.revoke_follower(key, task_id)
         if mark is not None and mark["kind"] == "done" and not followed:
             return "active"  # it has ended
         before = mark["until"] if mark is not None else 0
-        self._set_mark(key, task_id, "revoked", max(mark_for, before - self.now))
+        self._set_mark(key, task_id, "revoked", max(mark_for, before - self.now), lasting=lasting)
         self.look_after(key)
         return "cancelled"
 
@@ -638,7 +642,14 @@ class Model(LanesModel, FollowingModel):
             self._remove_task(task["key"], task["id"])
 
     def forget(self, key: str, task_id: str) -> None:
-        self._remove_mark(key, task_id)
+        mark = self.mark(key, task_id)
+        follower = self.follower(key, task_id)
+        reaped = follower is not None and (follower["promoted"] or follower["holder"] == task_id)
+        reaped = reaped or self.in_lane(key, task_id) is not None
+        task = self.task(key, task_id)
+        twice = task is not None and task["copies"]
+        if mark is not None and not (mark["lasting"] or reaped or twice):
+            self._remove_mark(key, task_id)
 
     # -- the two lists ------------------------------------------------------
 
@@ -649,8 +660,15 @@ class Model(LanesModel, FollowingModel):
         self.marks = [m for m in self.marks if (m["key"], m["id"]) != (key, task_id)]
 
     def _set_mark(
-        self, key: str, task_id: str, kind: str, mark_for: int, by: str | None = None
+        self,
+        key: str,
+        task_id: str,
+        kind: str,
+        mark_for: int,
+        by: str | None = None,
+        lasting: bool = False,
     ) -> None:
         self._remove_mark(key, task_id)
         until = self.now + mark_for
-        self.marks.append({"key": key, "id": task_id, "kind": kind, "until": until, "by": by})
+        mark = {"key": key, "id": task_id, "kind": kind, "until": until, "by": by}
+        self.marks.append({**mark, "lasting": lasting})

@@ -84,6 +84,9 @@ def shown(store: LockStore, key: str) -> dict[str, Any]:
     for task in found["tasks"].values():  # younger than most of what is pinned
         if not task["held_until"]:
             del task["held_until"]
+    for mark in found["marks"].values():
+        if not mark["lasting"]:
+            del mark["lasting"]
     found["followers"] = {name: asdict(one) for name, one in store.followers(key)}
     if found["following"] is not None:
         if found["following"]["lane"] is None:  # younger, too
@@ -120,7 +123,7 @@ def in_memory(entry: dict[str, Any]) -> tuple[MemoryStore, str]:
         read.get("more_marks", 0),
         MarksInMemory(
             OrderedDict(
-                (name, Mark(*json.loads(value)))
+                (name, Mark.unpacked(json.loads(value)))
                 for name, value in entry["redis"].get("marks", {}).items()
             )
         ),

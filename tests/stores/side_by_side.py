@@ -410,7 +410,7 @@ class SideBySide:
                 if mark is not None:
                     marks[task_id] = mark
             assert {i: self._seen_mark(mark) for i, mark in marks.items()} == {
-                mark["id"]: (mark["kind"], mark["until"], mark["by"])
+                mark["id"]: (mark["kind"], mark["until"], mark["by"], mark["lasting"])
                 for mark in self.model.marks_of(key)
             }
             assert {i: self._seen_task(task) for i, task in record.tasks.items()} == {
@@ -446,8 +446,8 @@ class SideBySide:
             self.minutes(following.reaper_until),
         ) == (self.model.due[key], reaper, until)
 
-    def _seen_mark(self, mark: Mark) -> tuple[str, float | None, str | None]:
-        return mark.kind, self.minutes(mark.until), mark.by or None
+    def _seen_mark(self, mark: Mark) -> tuple[str, float | None, str | None, bool]:
+        return mark.kind, self.minutes(mark.until), mark.by or None, mark.lasting
 
     def _seen_task(self, task: TaskEntry) -> Seen:
         seen = {

@@ -143,6 +143,7 @@ NEXT: list[dict[str, Any]] = [
     {"act": "release"},
     {"act": "reap", "reaper": "w1", "claim_ms": 60_000},
     {"act": "complete_follower", "follower_id": "g"},
+    {"act": "forget", "task_id": "a"},
     {**CALL, "task_name": "shop.rebuild", "grace_ms": 30_000, "on_conflict": "merge"}
     | {"merge": '{"doc_ids":[9]}', "merge_max_bytes": 1000, "again": True},
     {"act": "unmerge", "call_id": "b"},

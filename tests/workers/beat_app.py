@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from celery.schedules import BaseSchedule, crontab
 from celery.signals import beat_init
 
 import celery_unique
+from celery_unique.publish import beat_ticks
 
 SETTINGS: dict[str, Any] = json.loads(os.environ["BEAT_APP"])
 
@@ -46,6 +48,18 @@ if "journal" in SETTINGS:
             return tick(*args, **kwargs)
 
         sender.scheduler.tick = noted
+
+
+if "skips" in SETTINGS:
+    ticks_of = beat_ticks.ticks_of
+
+    def without_some(entry: Any) -> Iterator[Any]:
+        """A beat that records every so manieth tick of the plain task and does not publish it."""
+        for tick in ticks_of(entry):
+            if entry.name != "every tick" or tick is None or tick.nominal % SETTINGS["skips"]:
+                yield tick
+
+    beat_ticks.ticks_of = without_some
 
 
 #: Entry name -> task.

@@ -7,6 +7,7 @@ to the queue of the worker. A rejected message is not a finished task, so that i
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -72,32 +73,44 @@ def test_a_dead_letter_that_was_delivered_before_runs_when_it_comes_back(
         assert "already ended" not in stage.log()
 
 
-@pytest.mark.skipif(
-    celery.VERSION[:2] < (5, 7),
-    reason="there a pool that stops may read a torn reply, and Celery does not learn of the end",
-)
+#: In the log of a pool that has read a torn reply as it stopped, which happens before Celery 5.7:
+#: its worker does not learn of the end, and the message comes back to the queue unacknowledged.
+TORN_REPLY = "UnpicklingError"
+RUN_LEASE_S = 10
+
+
 def test_a_task_that_is_rejected_while_its_worker_stops_runs_when_it_comes_back(
     stage_with_dead_letters, tag
 ):
-    stage = stage_with_dead_letters()
+    stage = stage_with_dead_letters(unique_run_lease=RUN_LEASE_S)
     stage.start_worker()
     result = stage.call("reject_when_told", tag)
     stage.wait_for_run(tag)
     stage.worker.send_signal(signal.SIGTERM)
     stage.worker.wait_for_log("Warm shutdown")
     stage.props.let_go(tag)
-    eventually(lambda: not stage.worker.is_running(), timeout=40)
+    eventually(lambda: not stage.worker.is_running(), timeout=90)
 
-    stage.wait_until_free("reject_when_told", tag)  # a rejected task holds no key
+    is_reported = TORN_REPLY not in stage.worker.log()
+    assert is_reported or celery.VERSION[:2] < (5, 7)
+    if is_reported:
+        stage.wait_until_free("reject_when_told", tag)  # a rejected task holds no key
     # Its key may be another's by the time it comes back: it runs all the same.
     other = stage.call("reject_when_told", tag)
+    began = time.monotonic()
     stage.start_worker()
 
     for each in (result, other):
         stage.wait_for_result(each, "SUCCESS", tag)
+    stage.wait_until_free("reject_when_told", tag)
+    took_s = time.monotonic() - began
     assert stage.props.runs(tag) == 3
-    [lost] = [told for told in stage.props.told(result.id) if told["signal"] == "unique_lost"]
-    assert "had lapsed" in lost["reason"]
+    if is_reported:
+        [lost] = [told for told in stage.props.told(result.id) if told["signal"] == "unique_lost"]
+        assert "had lapsed" in lost["reason"]
+    else:  # the process that ran it has freed the key, and its message found the record of that
+        stage.assert_released(result, "discarded", "completed")
+        assert took_s < RUN_LEASE_S
 
 
 def test_a_message_that_expired_in_its_queue_runs_once_in_the_next(own_stage, rabbitmq_server, tag):

@@ -86,7 +86,8 @@ def cancel(record: Record, task_id: str, mark_ms: int, now: int) -> Literal["can
     elif mark is not None and mark.kind == "done":
         return "active"  # it has ended: a second message of it is not a revoked task
     until = max(now + mark_ms, mark.until if mark is not None else 0)
-    record.put_mark(task_id, Mark("revoked", until), now)
+    lasting = bool(task and task.marked_for_good) or bool(mark and mark.lasting)
+    record.put_mark(task_id, Mark("revoked", until, lasting=lasting), now)
     set_due_time(record, now)
     return "cancelled"
 

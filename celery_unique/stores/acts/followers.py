@@ -114,6 +114,13 @@ def follow_instead(record: Record, holder: str, other: str) -> None:
             record.following.groups[name].holder = other
 
 
+def follows_itself(record: Record, task_id: str) -> bool:
+    """Whether it is a call that had its turn, or was promoted, and that a reaper still looks after."""
+    following = record.following
+    joined = record.followers.get(task_id) if following else None
+    return bool(following and joined and following.holder_of(task_id, joined) == task_id)
+
+
 def is_followed(record: Record, task_id: str) -> bool:
     return record.following is not None and bool(record.following.groups_of(task_id))
 

@@ -28,7 +28,8 @@ def finalise(record: Record, task_id: str, mark_until: int, now: int) -> None:
             del record.tasks[other_id]
             if other.in_canvas or other.expected:
                 record.tasks[task_id].flag("f")
-            mark = Mark("superseded", max(other.lease, mark_until), task_id)
+            until = max(other.lease, mark_until)
+            mark = Mark("superseded", until, task_id, other.marked_for_good)
             record.put_mark(other_id, mark, now)
             follow_instead(record, other_id, task_id)
 

@@ -9,7 +9,13 @@ from celery_unique.stores.record import LETTER_OF, Mark, Record, State, TaskEntr
 
 from . import lanes, merge
 from .blocking import in_limbo
-from .followers import is_followed, number_of_followers, set_due_time, stop_following
+from .followers import (
+    follows_itself,
+    is_followed,
+    number_of_followers,
+    set_due_time,
+    stop_following,
+)
 from .replace import finalise, restore_replaced
 
 
@@ -229,4 +235,12 @@ def _kept_until(task: TaskEntry, finish: Finish, now: int) -> int:
 
 def forget(record: Record, task_id: str, now: int) -> None:
     record.purge(now)
+    mark = record.mark_of(task_id, now)
+    if mark is None or mark.lasting:
+        return
+    # A call that had its turn, and was revoked or given back, may be published again: the reaper
+    # and its second message need the mark.
+    task = record.tasks.get(task_id)
+    if follows_itself(record, task_id) or (task is not None and task.copies):
+        return
     record.drop_mark(task_id, now)

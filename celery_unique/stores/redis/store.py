@@ -578,7 +578,7 @@ class RedisStore:
         reads = [("HGET", names.record, f"m:{task_id}"), ("HGET", names.marks, task_id)]
         clock, inline, beside = self._commands.query([("TIME",), *reads], [names.record])
         value = inline or beside
-        mark = Mark(*json.loads(value)[:3]) if value else None
+        mark = Mark.unpacked(json.loads(value)) if value else None
         return mark if mark is not None and mark.until > self._commands.now(clock) else None
 
     def walk(self, batch: int = BATCH, stop_at: float = math.inf) -> Iterator[tuple[str, Record]]:

@@ -80,13 +80,13 @@ class MarkRows:
         if task_id not in self._seen:
             values = self._values | {"task_id": task_id}
             found: Any = self._session.execute(self._statements.mark, values).first()
-            self._seen[task_id] = Mark(*found) if found else None
+            self._seen[task_id] = Mark.unpacked(list(found)) if found else None
         return self._seen[task_id]
 
     def put(self, task_id: str, mark: Mark) -> None:
         row = {
             "task_id": task_id,
-            "kind": mark.kind,
+            "kind": mark.stored_kind,
             "until": mark.until,
             "by": mark.by[:LONGEST_ID],
         }

@@ -242,3 +242,27 @@ class CancelContract:
         key.advance(QUEUE_LEASE - MINUTE)
 
         assert key.start("first").mark == "revoked"
+
+    def test_each_message_of_a_helped_task_finds_that_it_was_revoked(self, key: Key) -> None:
+        key.acquire("first")
+        assert key.help("first") == "go"
+        key.confirm("first")
+        key.cancel("first")
+
+        assert key.start("first", "d1") == Started("superseded", mark="revoked")
+        key.forget("first")
+
+        assert key.start("first", "d2") == Started("superseded", mark="revoked")
+
+    def test_a_revoke_of_a_helped_and_superseded_task_leaves_its_mark_to_both_messages(
+        self, key: Key
+    ) -> None:
+        key.acquire("first")
+        assert key.help("first") == "go"
+        key.acquire("second", on_conflict="replace")
+        key.confirm("second")
+
+        key.cancel("first")
+        key.forget("first")
+
+        assert key.start("first", "d2") == Started("superseded", mark="revoked")

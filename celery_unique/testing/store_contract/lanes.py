@@ -419,6 +419,38 @@ class LaneFaultContract:
         orphans = [(one.follower_id, one.fate) for one in reap(key)]
         assert orphans == [("c", "called"), ("b", "revoked")]
 
+    def test_a_revoked_call_whose_message_was_dropped_is_not_published_again(
+        self, key: Key
+    ) -> None:
+        """The end of the task before it was to publish it, and has not confirmed that."""
+        key.run("a")
+        park(key, "b")
+        assert finish(key, "a") == ["b"]
+        key.cancel("b")
+        assert key.start("b").mark == "revoked"
+
+        key.forget("b")
+
+        assert [(o.follower_id, o.fate) for o in reap(key)] == [("b", "revoked")]
+        key.complete_follower("b")
+        key.forget("b")
+        assert key.record().marks == {}
+
+    def test_a_call_that_was_given_back_and_is_called_again_is_dropped(self, key: Key) -> None:
+        """Its caller has heard nothing, and gives back before it leaves the lane."""
+        key.run("a")
+        park(key, "b")
+        assert finish(key, "a") == ["b"]
+        assert key.give_back("b")
+        assert key.start("b").mark == "withdrawn"
+
+        key.forget("b")
+        assert called(key) == ["b"]
+        key.complete_follower("b")  # it leaves the lane, and a reaper has its message
+        key.forget("b")
+
+        assert key.start("b", "d2").mark == "withdrawn"
+
     def test_a_parked_call_is_withdrawn_by_its_caller(self, key: Key) -> None:
         key.run("a")
         park(key, "b", "c")

@@ -223,6 +223,48 @@ class ReplaceContract:
         assert marks_of(key) == {}
         assert list(key.record().tasks) == ["second"]
 
+    def test_each_message_of_a_helped_task_finds_that_it_was_superseded(self, key: Key) -> None:
+        """A duplicate has published it, too: the first of the two messages to be dropped leaves
+        the mark to the other one."""
+        key.acquire("first")
+        assert key.help("first") == "go"
+        key.confirm("first")
+        stand_in(key, "second")
+        key.confirm("second")
+
+        assert key.start("first", "d1") == Started("superseded", mark="superseded", by="second")
+        forget(key, "first")
+
+        assert key.start("first", "d2") == Started("superseded", mark="superseded", by="second")
+        assert marks_of(key) == {"first": ("superseded", "second")}
+
+    def test_the_mark_of_a_helped_task_lapses_with_its_messages(self, key: Key) -> None:
+        key.acquire("first")
+        key.help("first")
+        key.confirm("first")
+        stand_in(key, "second")
+        key.confirm("second")
+        assert key.store.renew([key.held("first", 2 * QUEUE_LEASE)]) == [True]
+        forget(key, "first")
+
+        key.advance(2 * QUEUE_LEASE - MINUTE)
+        assert key.start("first", "d2").verdict == "superseded"
+
+        key.advance(2 * MINUTE)
+        assert marks_of(key) == {}
+
+    def test_a_superseded_task_in_a_canvas_leaves_a_plain_mark(self, key: Key) -> None:
+        """Nobody publishes a copy of it, and releases that know no lasting marks share the store:
+        they would drop it without its canvas."""
+        key.publish("first", canvas=True)
+        assert key.store.renew([key.held("first", copies=True)]) == [True]
+        stand_in(key, "second")
+        key.confirm("second")
+
+        forget(key, "first")
+
+        assert marks_of(key) == {}
+
     def test_forget_leaves_tasks_alone(self, key: Key) -> None:
         key.publish("first")
         before = key.record()

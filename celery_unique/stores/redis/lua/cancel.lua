@@ -19,7 +19,8 @@ local mark = mark_of(id)
 local follows = (not task or is_parked(id)) and follower(id)
 -- It has ended: a second message of it is not a revoked task.
 if mark and mark[1] == "done" and not follows then return "active" end
-put_mark(id, {"revoked", math.max(now + mark_for, mark and mark[2] or 0)})
+local kind = mark and is_lasting(mark) and "revoked" .. LASTING or kind_for(task, "revoked")
+put_mark(id, {kind, math.max(now + mark_for, mark and mark[2] or 0)})
 if task then
   restore_replaced(id, now + mark_for)
   if task[FLAGS]:find("p") then drop_payload(id) end

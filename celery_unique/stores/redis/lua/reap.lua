@@ -55,7 +55,7 @@ for n = 1, math.min(#found, most) do
   local id, facts, value = unpack(found[n])
   local holder = holder_of(id, facts)
   local mark, task = mark_of(holder), record["t:" .. holder]
-  local fate = mark and mark[1] or task and task[STATE]:find("[cdx]") and "done" or ""
+  local fate = mark and kind_of(mark) or task and task[STATE]:find("[cdx]") and "done" or ""
   for _, each in ipairs({id, holder, fate, value}) do reply[#reply + 1] = each end
 end
 return reply

@@ -63,7 +63,9 @@ end
 -- @include follower_groups
 local payloads_key = KEYS[5]
 local task, mark = record[field], mark_of(id)
-if mark then return mark[1] == "done" and {"done"} or {"superseded", mark[1], mark[3] or ""} end
+if mark then
+  return mark[1] == "done" and {"done"} or {"superseded", kind_of(mark), mark[3] or ""}
+end
 local merges = task and task[FLAGS]:find("p") or (not task and payloads_key)
 if merges and not payloads_key then return {"keys"} end
 local text_of, keep_for_later = nil, nil

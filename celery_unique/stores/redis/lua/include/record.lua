@@ -6,7 +6,8 @@
 -- KEYS[4]  the marks beside the record, while there are any: a hash with a field per id
 -- Expects  entries
 -- Defines  record (field -> values), following, joins, last_token, followers_key, due_key, write,
---          expire, mark_of, put_mark, drop_mark, in_limbo, replaced_by, finalise, restore_replaced
+--          expire, mark_of, LASTING, is_lasting, kind_of, kind_for, put_mark, drop_mark, in_limbo,
+--          replaced_by, finalise, restore_replaced
 local MARKS_INLINE = 16  -- how many marks the record holds itself
 local CHECKED = 3  -- marks beside it that each new one checks for expiry; more than one, to shrink
 local NUMBERS = {[6] = 0, [7] = 0, [9] = 0, [10] = 0, [12] = 0, [18] = 0, [19] = 0}
@@ -97,6 +98,17 @@ local function mark_of(id)
   return mark and mark[2] > now and mark or nil
 end
 
+-- Of a task of which there may be two messages, each must find the mark: forget leaves it. (Nobody
+-- publishes a copy of a task in a canvas; and an older release would not let one with such a mark
+-- follow its replacement.)
+local LASTING = "+"
+local function is_lasting(mark) return mark[1]:sub(-1) == LASTING end
+local function kind_of(mark) return is_lasting(mark) and mark[1]:sub(1, -2) or mark[1] end
+local function kind_for(task, kind)
+  local flags = task and task[FLAGS] or ""
+  return flags:find("m") and not flags:find("c") and kind .. LASTING or kind
+end
+
 local function put_mark(id, mark)
   local field, more = "m:" .. id, record["m:"]
   local has_room = not beside or (not more and marks < MARKS_INLINE)
@@ -169,7 +181,7 @@ local function finalise(id, mark_until)
         own[FLAGS] = own[FLAGS] .. "f"
         write("t:" .. id, own)
       end
-      put_mark(replaced[n], {"superseded", math.max(task[LEASE], mark_until), id})
+      put_mark(replaced[n], {kind_for(task, "superseded"), math.max(task[LEASE], mark_until), id})
       write("t:" .. replaced[n], nil)
       for _, group in pairs(following and following.g or {}) do
         if group[1] == replaced[n] then group[1] = id end
