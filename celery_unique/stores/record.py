@@ -314,8 +314,8 @@ class Mark:
 
     @classmethod
     def unpacked(cls, values: list[Any]) -> Mark:
-        kind, *others = typed(values[:3], _MARK_VALUES)
-        return cls(kind.removesuffix(LASTING), *others, lasting=kind.endswith(LASTING))
+        kind, until, *by = typed(values[:3], _MARK_VALUES)
+        return cls(kind.removesuffix(LASTING), until, by[0] if by else "", kind.endswith(LASTING))
 
 
 #: How many marks a record holds itself. Further ones are stored beside it, where an act finds those
