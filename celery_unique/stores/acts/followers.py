@@ -115,7 +115,7 @@ def follow_instead(record: Record, holder: str, other: str) -> None:
 
 
 def follows_itself(record: Record, task_id: str) -> bool:
-    """Whether it is a call that had its turn, or was promoted, and that a reaper still looks after."""
+    """Whether it is a call that had its turn, or was promoted, and whose end a reaper awaits."""
     following = record.following
     joined = record.followers.get(task_id) if following else None
     return bool(following and joined and following.holder_of(task_id, joined) == task_id)
