@@ -90,7 +90,7 @@ def publish_ticks_once(scheduler: type[Any]) -> None:
         align_intervals()
         if not hasattr(self.app.send_task, _HOOKED):
             self.app.send_task = _once(app_state, self.app.send_task)
-        result = None
+        result, now = None, entry.schedule.now()
         try:
             # Published first: a beat that shares its entries with others, and is killed in between,
             # would have marked a tick as done that no beat publishes.
@@ -101,10 +101,21 @@ def publish_ticks_once(scheduler: type[Any]) -> None:
         finally:
             _current.set(None)
             if advance:
-                self.reserve(entry)
+                _record(self, entry, now)
 
     setattr(apply_tick, _HOOKED, True)
     defined_by.apply_async = apply_tick  # type: ignore[attr-defined]
+
+
+def _record(scheduler: Any, entry: Any, now: datetime) -> None:
+    """Advance the entry to the time at which its ticks were computed. Publishing may take until the
+    next one: recorded as of then, that one would count as done, for all beats that share the
+    record."""
+    entry.schedule.now = lambda: now
+    try:
+        scheduler.reserve(entry)
+    finally:
+        del entry.schedule.now
 
 
 def _once(app_state: AppState, send_task: SendTask) -> SendTask:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: How long a duplicate of an unconfirmed holder waits before it reads the record again.
 READ_AGAIN_AFTER_S = (0.002, 0.005, 0.010, 0.020, 0.050)
+ONE_MS = 0.001
 #: How often a call acquires again when the holder that it found has vanished.
 ROUNDS = 5
 #: A holder that has waited this long may have lost its message to a purge.
@@ -360,6 +361,7 @@ class UniqueTaskCoordinator:
             except BaseException:
                 # Nothing was published: the next call is to try it immediately.
                 self._renew_holder(request, replace(published, lease_ms=0, held_ms=1))
+                time.sleep(2 * ONE_MS)  # the next one may come within that, by the store's clock
                 raise
             self._renew_holder(request, published)
         return None if verdict == "again" else holder

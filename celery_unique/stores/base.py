@@ -379,7 +379,7 @@ class LockStore(Protocol):
         """Fire-and-forget: the message that a mark was waiting for was received and dropped.
 
         No effect on a lasting mark, since another message of this id may be waiting, too, nor on
-        that of a call that a reaper looks after or has published again."""
+        that of a call that a reaper awaits or has published again."""
 
     # -- followers -----------------------------------------------------------
     def follow(self, key: str, claim: Claim, holder_id: str) -> bool:

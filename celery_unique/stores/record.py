@@ -205,7 +205,7 @@ class TaskEntry:
     def marked_for_good(self) -> bool:
         """Whether a mark of it must outlive the first message that finds it.
 
-        Nobody publishes a copy of a task in a canvas; and an older release takes a lasting mark
+        No caller publishes a copy of a task in a canvas; and an older release takes a lasting mark
         for one of a kind that it does not know, so that the task would not follow its replacement.
         """
         return self.copies and not self.in_canvas

@@ -887,6 +887,8 @@ def test_a_call_that_cannot_publish_a_lost_task_again_leaves_no_values(redis_url
     replace_publish(app, raising(OperationalError()))
     with pytest.raises(OperationalError):
         index.call(3)
+    record, now = state_of(app).store.read(first.unique_key)
+    assert record.tasks[first.id].is_abandoned(now), "the next call would not publish it"
     index.call(4)
     with working(app):
         assert first.get(timeout=20) == [1, 2, 4]

@@ -62,6 +62,20 @@ if "skips" in SETTINGS:
     beat_ticks.ticks_of = without_some
 
 
+if "slow_s" in SETTINGS and OFFSET_S > 0:
+    from redbeat.schedulers import RedBeatScheduler
+
+    reserve = RedBeatScheduler.reserve
+
+    def reserve_late(self: Any, entry: Any) -> Any:
+        """A beat that is slow between the publish of some ticks and their record."""
+        if time.time() // 1 % 5 == 0:
+            time.sleep(SETTINGS["slow_s"])
+        return reserve(self, entry)
+
+    RedBeatScheduler.reserve = reserve_late
+
+
 #: Entry name -> task.
 ENTRIES = {"every tick": "shop.plain", "its own policy": "shop.unique"}
 

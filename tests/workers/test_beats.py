@@ -277,6 +277,20 @@ def test_a_tick_that_is_recorded_and_not_published_counts_as_missed(
     assert lost in beats.attended(missed)
 
 
+def test_a_beat_that_records_a_tick_late_takes_no_other_tick_along(beats_of: Any) -> None:
+    """Its clock is ahead, so that no other beat has come to the ticks that pass meanwhile."""
+    beats = beats_of("redbeat", 1, slow_s=2)
+    beats.start(0)
+    eventually(lambda: beats.messages("shop.plain"), timeout=60, message="no beat ticks")
+    beats.start(1)
+    beats.start(2)
+
+    eventually(lambda: len(beats.ticks()) >= 20, timeout=60)
+    beats.close()
+
+    assert beats.missed(beats.ticks()) == []
+
+
 @pytest.mark.parametrize("unique_beat", [True, False])
 def test_a_crontab_is_missed_if_no_beat_runs_in_its_whole_minute(
     beats_of: Any, unique_beat: bool

@@ -238,7 +238,7 @@ def forget(record: Record, task_id: str, now: int) -> None:
     mark = record.mark_of(task_id, now)
     if mark is None or mark.lasting:
         return
-    # A call that had its turn, and was revoked or given back, may be published again: the reaper
+    # A call that had its turn, and was revoked or withdrawn, may be published again: the reaper
     # and its second message need the mark.
     task = record.tasks.get(task_id)
     if follows_itself(record, task_id) or (task is not None and task.copies):

@@ -436,8 +436,8 @@ class LaneFaultContract:
         key.forget("b")
         assert key.record().marks == {}
 
-    def test_a_call_that_was_given_back_and_is_called_again_is_dropped(self, key: Key) -> None:
-        """Its caller has heard nothing, and gives back before it leaves the lane."""
+    def test_a_call_that_was_withdrawn_and_is_called_again_is_dropped(self, key: Key) -> None:
+        """Its caller has received no reply, and withdraws it before it leaves the lane."""
         key.run("a")
         park(key, "b")
         assert finish(key, "a") == ["b"]

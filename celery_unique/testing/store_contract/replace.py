@@ -254,7 +254,7 @@ class ReplaceContract:
         assert marks_of(key) == {}
 
     def test_a_superseded_task_in_a_canvas_leaves_a_plain_mark(self, key: Key) -> None:
-        """Nobody publishes a copy of it, and releases that know no lasting marks share the store:
+        """No caller publishes a copy, and releases that know no lasting marks share the store:
         they would drop it without its canvas."""
         key.publish("first", canvas=True)
         assert key.store.renew([key.held("first", copies=True)]) == [True]

@@ -105,6 +105,8 @@ def test_chains_whose_first_link_reruns_all_end_with_the_newest_run(c):
 
     assert get(first) == 0
     assert ended(c, *chains) == [3, 3, 3]
+    # As in Celery, a result is stored after the next link of its chain is sent.
+    assert ended(c, *(each.parent for each in chains)) == [3, 3, 3]
     assert [each.parent.state for each in chains] == ["SUCCESS"] * 3
     assert values(c) == [0, 3]
     assert_nothing_is_left(c, "rerun")

@@ -10,7 +10,7 @@ local offset, id = ARGV[1] + 0, ARGV[2]
 
 local mark = mark_of(id)
 if not mark or is_lasting(mark) then return 0 end
--- A call that had its turn, and was revoked or given back, may be published again: the reaper and
+-- A call that had its turn, and was revoked or withdrawn, may be published again: the reaper and
 -- its second message need the mark.
 local task = record["t:" .. id]
 if holder_of(id) == id or (task and task[FLAGS]:find("m")) then return 0 end

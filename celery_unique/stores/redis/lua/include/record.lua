@@ -98,7 +98,7 @@ local function mark_of(id)
   return mark and mark[2] > now and mark or nil
 end
 
--- Of a task of which there may be two messages, each must find the mark: forget leaves it. (Nobody
+-- Of a task of which there may be two messages, each must find the mark: forget leaves it. (No caller
 -- publishes a copy of a task in a canvas; and an older release would not let one with such a mark
 -- follow its replacement.)
 local LASTING = "+"
