@@ -83,7 +83,7 @@ _RELEASE_IT = "release the key with celery -A APP unique release --task-id ID"
 acquired = Event(
     DEBUG, "created", f"acquired key %(key)s for {_TASK}", "key", signal=unique_acquired
 )
-_conflict = Event(
+skipped_publish = Event(
     INFO,
     "conflict",
     "skipped publish of %(task_name)s: task %(task_id)s (%(holder_state)s) holds its key",
@@ -271,7 +271,7 @@ def conflict(
     dry_run: bool = False,
 ) -> None:
     state = str(holder.state)
-    event = _dry_run_conflict if dry_run else _conflict
+    event = _dry_run_conflict if dry_run else skipped_publish
     event(task_name, holder.task_id, holder_state=state, on_conflict=on_conflict)
     if not unique_conflict.receivers:
         return

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.dispatch import Signal
+
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import Leases
@@ -139,7 +141,8 @@ class UniqueTaskCoordinator:
         if acquired.after or acquired.replaced:
             facts = conflicts.admitted(request, acquired)
         name, task_id, key = request.task_name, request.task_id, request.key
-        reporting.acquired(name, task_id, outcome=facts.outcome, app=self.app, key=key)
+        if _is_heard(reporting.acquired, reporting.unique_acquired):
+            reporting.acquired(name, task_id, outcome=facts.outcome, app=self.app, key=key)
         for replaced in acquired.replaced:
             reporting.superseded(name, replaced, app=self.app, key=key, by=task_id)
         # The others share this task's outcome.
@@ -326,9 +329,10 @@ class UniqueTaskCoordinator:
         if holder.state is State.AVAILABLE:
             waited = max(0, now - max(holder.created_at, holder.eta))
         dry_run, on_conflict = bool(request.dry_run), request.dry_run or request.policy.on_conflict
-        reporting.conflict(
-            self.app, request.task_name, holder, request.key, on_conflict, waited, dry_run
-        )
+        if dry_run or _is_heard(reporting.skipped_publish, reporting.unique_conflict):
+            reporting.conflict(
+                self.app, request.task_name, holder, request.key, on_conflict, waited, dry_run
+            )
         if waited > LONG_WAIT_MS:
             reporting.long_wait(request.task_name, holder.task_id, minutes=waited // 60_000)
         if holder.task_id == request.task_id:
@@ -400,6 +404,11 @@ class UniqueTaskCoordinator:
         if not request.may_be_merged or now >= holder.lease:
             return None
         return _published(holder, now)
+
+
+def _is_heard(event: reporting.Event, signal: Signal) -> bool:
+    """Asked before what every call reports: to state the facts takes longer."""
+    return bool(signal.receivers) or reporting.logger.isEnabledFor(event.level)
 
 
 def _is_made_by(holder: Holder, request: PublishRequest) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, get_args
+from weakref import getweakrefcount
 
 from celery import current_app
 from celery.backends.base import DisabledBackend
@@ -51,6 +52,8 @@ class CallOutcome:
 
 
 _BYPASSED = CallOutcome()
+#: The outcomes of calls whose result is that of the holder, and which publish no message.
+_PUBLISH_NOTHING = ("deduplicated", "merged")
 
 
 class CallFacts:
@@ -102,6 +105,14 @@ class UniqueResult(CallFacts, AsyncResult, Generic[R_co]):
             return None
         return read(self._get_task_meta())
 
+    def __del__(self) -> None:
+        """Celery ends the subscription to the id here. For a duplicate, which has published
+        nothing, there is none unless it was waited for; and others may wait for the same id."""
+        # Besides ``on_ready``, what waits for a result refers to it: weakly, or it would not end.
+        if self.call_facts.outcome in _PUBLISH_NOTHING and getweakrefcount(self) == 1:
+            return
+        super().__del__()
+
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Revoke the task that does the work. Its key is free immediately if it has not started.
 
@@ -149,8 +160,11 @@ def result_class(app: Any) -> type[UniqueResult[Any]]:
     existing = app.AsyncResult
     if issubclass(existing, UniqueResult):
         return existing  # type: ignore[no-any-return]
-    bases = (UniqueResult,) if existing.__mro__[1] is AsyncResult else (UniqueResult, existing)
-    return type("UniqueResult", bases, {"app": app, "__module__": UniqueResult.__module__})
+    members = {"app": app, "__module__": UniqueResult.__module__}
+    if existing.__mro__[1] is AsyncResult:
+        return type("UniqueResult", (UniqueResult,), members)
+    members["__del__"] = existing.__del__  # a user's own has to run for each result
+    return type("UniqueResult", (UniqueResult, existing), members)
 
 
 def with_facts(result: Any, facts: CallOutcome) -> Any:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
+import celery_unique
 from celery_unique import DuplicateTask, UniqueResult, lookup
 from tests.support import eventually
-from tests.support.app import flush, make_app, messages, value_of, working
+from tests.support.app import flush, make_app, messages, plain_app, value_of, working
 
 
 @pytest.fixture
@@ -89,6 +92,96 @@ def test_the_key_is_in_no_message_and_in_no_log(rebuild, caplog):
 
     digest = result.unique_key.partition(":")[2]
     assert digest not in f"{rejected.value} {rejected.value!r} {result} {result!r} {caplog.text}"
+
+
+@pytest.fixture
+def subscribed(redis_url: str) -> Any:
+    """An app with results in Redis, one of its tasks, and whether it is subscribed to an id."""
+    app = make_app("memory://", result_backend=redis_url)
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    def is_subscribed(task_id: str) -> bool:
+        key = app.backend.get_key_for_task(task_id)
+        return key in app.backend.result_consumer.subscribed_to
+
+    yield rebuild, is_subscribed
+    app.backend.result_consumer.stop()
+
+
+@pytest.mark.server
+def test_the_end_of_a_duplicates_result_cuts_off_no_other_result_of_its_id(subscribed):
+    rebuild, is_subscribed = subscribed
+    first = rebuild.delay(7)
+    assert is_subscribed(first.id)
+
+    again = rebuild.delay(7)
+    assert again.id == first.id
+    del again
+
+    assert is_subscribed(first.id)
+
+
+WAYS_TO_WAIT: dict[str, Callable[[Any], Any]] = {
+    "then": lambda result: result.then(str, weak=True),
+    "backend": lambda result: result.backend.add_pending_result(result, weak=True),
+    "backend, several": lambda result: result.backend.add_pending_results([result], weak=True),
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("wait", WAYS_TO_WAIT.values(), ids=WAYS_TO_WAIT)
+def test_a_duplicate_that_was_waited_for_ends_its_subscription(subscribed, wait):
+    rebuild, is_subscribed = subscribed
+    first, again = rebuild.delay(7), rebuild.delay(7)
+    task_id = first.id
+    del first
+    assert not is_subscribed(task_id)
+
+    wait(again)
+    assert is_subscribed(task_id)
+    del again
+
+    assert not is_subscribed(task_id)
+
+
+@pytest.mark.server
+def test_a_duplicate_whose_result_came_leaves_no_subscription(subscribed):
+    rebuild, is_subscribed = subscribed
+    first, again = rebuild.delay(7), rebuild.delay(7)
+    task_id = first.id
+    del first
+
+    with working(rebuild.app):
+        assert value_of(again) == 7
+    del again
+
+    assert not is_subscribed(task_id)
+
+
+def test_a_result_class_with_an_end_of_its_own_has_it_for_duplicates_too():
+    ended = []
+
+    class OwnResult(AsyncResult):
+        def __del__(self) -> None:
+            ended.append(self.id)
+            super().__del__()
+
+    app = plain_app()
+    app.AsyncResult = type("AsyncResult", (OwnResult,), {"app": app})
+    celery_unique.install(app, store_url="memory://")
+
+    @app.task(name="shop.rebuild", unique=True)
+    def rebuild(shop_id: int) -> int:
+        return shop_id
+
+    first, again = rebuild.delay(7), rebuild.delay(7)
+    assert (again.outcome, ended) == ("deduplicated", [])
+    del again
+
+    assert ended == [first.id]
 
 
 def test_revoking_the_result_of_a_duplicate_revokes_the_holder_and_says_so(rebuild, caplog):
