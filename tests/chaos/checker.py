@@ -409,7 +409,8 @@ class Checker:
                 yield Finding("left", key, lock["created"] / 1000 - offset, says)
         for event in self.story.by_what["stuck"]:
             says = f"worker {event['worker']} did not end when it was asked to"
-            yield Finding("stuck", "", event["t"], says)
+            why = self.reasons.waits_for_its_pool(event["waits_in"])
+            yield Finding("stuck", "", event["t"], f"{says}: {event['waits_in']}", why)
         for event in self.story.by_what["ended"]:
             if event["waiting"]:
                 says = f"{event['waiting']} messages were never handled"

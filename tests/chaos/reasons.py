@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.chaos.journal import Event
+from tests.chaos.stage import WORKERS
 from tests.chaos.story import Fault, Run, Story
 
 #: What keeps everybody from the store: it replies to nobody, or refuses what it is asked to write.
@@ -14,6 +15,9 @@ UNAVAILABLE = ("store restarted", "out of memory", "disk full")
 LOOKS_S = 0.2
 #: How long after a fault its effects may begin: a circuit breaker leaves a store alone for 5 s.
 AFTERMATH_S = 7.0
+
+#: In the stack of a worker that waits for the processes of its pool to end.
+JOINS_ITS_POOL = "billiard/pool.py join"
 
 
 def hits(worker: str, fault: Fault) -> bool:
@@ -164,7 +168,33 @@ class Reasons:
 
         since = self._story.received(before)
         says = "delivered again: not acknowledged"
-        return self.find(since, run.start, kept_from_acknowledging, says)
+        return self.find(since, run.start, kept_from_acknowledging, says) or self._unread(before)
+
+    def _unread(self, before: Run) -> str:
+        """The body ended while its worker shut down, and the worker did not acknowledge it. With
+        plain Celery, too: its prefork pool may end before it has read the last results."""
+        if not before.late or WORKERS[before.worker][0] != "prefork":
+            return ""
+        if any(
+            event["t"] > before.start
+            for event in self._story.of_id("ack", before.id)
+            if event["worker"] == before.worker
+        ):
+            return ""
+
+        def ended_in_it(fault: Fault) -> bool:
+            in_time = fault.t <= before.over <= fault.until
+            return fault.kind == "worker shut down" and fault.target == before.worker and in_time
+
+        return self.find(before.start, before.over, ended_in_it, "its result was not read")
+
+    @staticmethod
+    def waits_for_its_pool(waits_in: list[str]) -> str:
+        """Why a worker does not end: Celery joins the processes of its pool, and each that is left
+        still waits for a task. With plain Celery, too."""
+        joins = JOINS_ITS_POOL in waits_in
+        busy = any(where.startswith(("celery_unique/", "process ")) for where in waits_in)
+        return "Celery waits for an idle process of its pool" if joins and not busy else ""
 
     def lapsed_elsewhere(self, run: Run) -> str:
         """Why the lock of a message may lapse after its gate and before its body, which waited

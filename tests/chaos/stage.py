@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -234,18 +236,22 @@ class Stage:
             self.stop_worker(name)
 
     def stop_worker(self, name: str) -> None:
-        """Warm shutdown. One that does not end is killed, which the journal tells."""
+        """Warm shutdown. One that does not end is killed; the journal has where it waited."""
         worker = self.workers[name]
         pids = [worker.pid, *worker.children()]
         began = time.monotonic()
+        worker.send_signal(signal.SIGTERM)
         try:
-            worker.stop(timeout=SHUTDOWN_S)
-        except ProcessFailed:
+            eventually(lambda: not worker.is_running(), timeout=SHUTDOWN_S)
+        except AssertionError:
+            waits_in = _where_it_waits(worker)
+            worker.kill()
             until = time.monotonic()
-            self.journal.note("stuck", worker=name)
+            self.journal.note("stuck", worker=name, waits_in=waits_in)
             self.journal.note(
                 "fault", t=began, until=until, fault="worker killed", target=name, pids=pids
             )
+        worker.kill()  # what it may have left behind
 
     # -- the end of a run --------------------------------------------------------
 
@@ -275,11 +281,16 @@ class Stage:
         return sum(int(count) for name, count in found if name == QUEUE)
 
     def drain(self, within_s: float) -> bool:
-        """Wait until every message was handled and no body runs: whether that came to pass."""
-        try:
-            eventually(self._is_quiet, timeout=within_s, interval=0.3)
-        except AssertionError:
-            return False
+        """Wait until every message was handled and no body runs: whether that came to pass within
+        this time after the last body that began. (A lane may have hundreds of calls to run.)"""
+        begun, ends = -1, 0.0
+        while not self._is_quiet():
+            before, begun = begun, self.bodies_begun()
+            if begun > before:
+                ends = time.monotonic() + within_s
+            elif time.monotonic() > ends:
+                return False
+            time.sleep(0.3)
         return True
 
     def _is_quiet(self) -> bool:
@@ -316,6 +327,31 @@ class Stage:
         finally:
             store.close()
         return locks, marks
+
+
+def _where_it_waits(worker: Worker) -> list[str]:
+    """The functions in which the main thread is, outermost first: Celery logs them at SIGUSR1. Then
+    the processes of its pool that wait for anything but their next task."""
+    children = worker.children()
+    worker.send_signal(signal.SIGUSR1)
+    try:
+        log = worker.wait_for_log(r"(?s)\nMainThread\n=+\n(.*?)\n=+\nLOCAL VARIABLES", 10)
+    except ProcessFailed:
+        return []
+    calls = re.findall(r'File "(?:.*/)?([^"/]+/[^"/]+\.py)", line \d+, in (\w+)', log[1])
+    busy = [f"process {pid}" for pid in children if not _reads_a_pipe(pid)]
+    return [*(f"{file} {function}" for file, function in calls), *busy]
+
+
+def _reads_a_pipe(pid: int) -> bool:
+    """As the processes of a prefork pool do that wait for a task."""
+    try:
+        number, fd, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
+        return number == "0" and str(Path(f"/proc/{pid}/fd/{int(fd, 16)}").readlink()).startswith(
+            "pipe:"
+        )
+    except (OSError, ValueError):
+        return False
 
 
 def messages_in_redis(server: RedisServer, database: int, queue: str) -> int:

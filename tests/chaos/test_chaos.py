@@ -983,10 +983,25 @@ def test_a_lock_that_is_left_over_is_found(scene):
     assert scene.violations() == ["left"]
 
 
-def test_a_worker_that_does_not_end_is_found(scene):
-    scene._note("stuck", 9, worker="w1")
+JOINS = ["celery/concurrency/prefork.py on_stop", "billiard/pool.py join"]
+
+
+@pytest.mark.parametrize(
+    "waits_in",
+    [[], [JOINS[0]], [*JOINS, "process 7"], [*JOINS, "celery_unique/worker/ack.py acknowledge"]],
+    ids=["unknown", "in Celery", "a process that is busy", "in a handler of the library"],
+)
+def test_a_worker_that_does_not_end_is_found(waits_in, scene):
+    scene._note("stuck", 9, worker="w1", waits_in=waits_in)
 
     assert scene.violations() == ["stuck"]
+
+
+def test_celery_may_wait_for_a_process_of_its_pool_that_waits_for_a_task(scene):
+    scene._note("stuck", 9, worker="w1", waits_in=JOINS)
+
+    assert scene.violations() == []
+    assert scene.explained() == ["stuck"]
 
 
 def test_a_shutdown_explains_nothing():
@@ -995,6 +1010,30 @@ def test_a_shutdown_explains_nothing():
     scene.ran(1.2, 1.4, "a", "w1")
     scene.fault("worker shut down", 1.41, 3, "w1")
     scene.ran(5, 7, "a", "w3")
+
+    assert scene.violations() == ["twice"]
+
+
+def test_a_body_that_ends_in_a_warm_shutdown_may_run_again_if_it_was_not_acknowledged():
+    scene = Scene(task=LATE)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.6, "a", "w1")
+    scene.fault("worker shut down", 1.41, 3, "w1")
+    scene.ran(5, 7, "a", "w3")
+    assert scene.violations() == []
+    assert scene.explained() == ["twice"]
+
+    scene.ack(1.7, "a", "w1")
+
+    assert scene.violations() == ["twice"]
+
+
+def test_a_worker_with_threads_acknowledges_what_ends_in_a_warm_shutdown():
+    scene = Scene(task=LATE)
+    scene.call(1, "a")
+    scene.ran(1.2, 1.6, "a", "w3")
+    scene.fault("worker shut down", 1.41, 3, "w3")
+    scene.ran(5, 7, "a", "w1")
 
     assert scene.violations() == ["twice"]
 
