@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, group
 
 from celery_unique import apply_many, lookup, unique_lost
@@ -429,3 +431,74 @@ def test_a_message_that_a_worker_without_the_library_runs_is_not_lost(redis_url:
         may_end.set()
 
     assert again.id == first.id
+
+
+#: As gocelery publishes it: without the headers, which kombu does not need.
+OF_ANOTHER_PROGRAM = json.dumps(
+    {
+        "body": "",
+        "content-type": "application/json",
+        "properties": {
+            "body_encoding": "base64",
+            "delivery_info": {"priority": 0},
+            "delivery_tag": "1",
+        },
+    }
+)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "other",
+    [
+        OF_ANOTHER_PROGRAM,
+        json.dumps({**json.loads(OF_ANOTHER_PROGRAM), "headers": None}),
+        json.dumps({"body": ""}),
+        "\xff is not JSON",
+    ],
+    ids=["no headers", "headers of null", "no properties", "not JSON"],
+)
+def test_a_message_behind_one_of_another_program_is_found(redis_url: str, other: str) -> None:
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    # New messages are added at the head, and the search begins there.
+    redis.Redis.from_url(redis_url).lpush(app.conf.task_default_queue, other)
+    flush(app)
+    advance(app, CHECK_AFTER_S + 1)
+
+    assert task.delay(7).id == first.id
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("place", ["queue", "unacked"])
+def test_nothing_is_lost_while_an_element_of_a_queue_cannot_be_read(
+    redis_url: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "PAUSE_S", 0)
+    app = make_app(broker=redis_url, backend=redis_url, worker_enable_remote_control=True)
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    app.control.purge()
+    client = redis.Redis.from_url(redis_url)
+    client.lpush("something else", "{}")
+    if place == "queue":
+        client.lpush(app.conf.task_default_queue, OF_ANOTHER_PROGRAM, "(compressed)")
+    else:
+        client.hset("unacked", "tag", "(compressed)")
+    flush(app)
+    advance(app, CHECK_AFTER_S + 1)
+    app_state = state_of(app)
+    record, now = app_state.store.read(first.unique_key)
+    views = list(locks_of(first.unique_key, record, now))
+
+    [unproven] = missing_messages(app_state, views, 0.3)
+    again = task.delay(7)
+    client.delete(app.conf.task_default_queue, "unacked")
+    record, now = app_state.store.read(first.unique_key)
+    views = list(locks_of(first.unique_key, record, now))
+    [proven] = missing_messages(app_state, views, 0.3)
+
+    assert "cannot be read as a message" in unproven.unless
+    assert again.id == first.id
+    assert proven.unless == ""

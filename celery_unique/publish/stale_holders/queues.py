@@ -17,6 +17,7 @@ from typing import Any
 
 from celery.app.routes import MapRoute
 from kombu.exceptions import KombuError
+from kombu.utils.encoding import bytes_to_str
 
 from celery_unique.config.app_state import AppState
 from celery_unique.publish.request import queue_of
@@ -107,25 +108,28 @@ def _not_in_redis(
         raise NotInspectable(
             f"the broker's database has more than {limits.keys:,} keys, too many to search here"
         )
-    budget = _Budget(limits.messages, limits.messages)
+    search = _Search(limits.messages, limits.messages)
     # In this order: a message that was fetched returns to its queue, and one that is fetched
     # meanwhile is held by a worker, and workers are queried last.
-    fetched = _fetched(channel, wanted, budget)
-    left = wanted - _queued(channel, wanted, budget)
-    uncounted = _uncounted(app, channel, workers)
+    fetched = _fetched(channel, wanted, search)
+    left = wanted - _queued(app, channel, wanted, search)
+    unless = _uncounted(app, channel, workers) or search.unreadable
     places = {}
     for task_id in left:
         if task_id in fetched:
             places[task_id] = _will_return(channel, fetched[task_id])
         else:
-            places[task_id] = NotInQueue(uncounted, is_complete=True)
+            places[task_id] = NotInQueue(unless, is_complete=True)
     return places
 
 
 @dataclass(slots=True)
-class _Budget:
+class _Search:
+    """What one search may still read, and why it may have missed a message."""
+
     most: int
     left: int
+    unreadable: str = ""
 
     def spend(self) -> None:
         self.left -= 1
@@ -135,29 +139,37 @@ class _Budget:
             )
 
 
-def _fetched(channel: Any, wanted: set[str], budget: _Budget) -> dict[str, Any]:
+def _fetched(channel: Any, wanted: set[str], search: _Search) -> dict[str, Any]:
     """Id -> delivery tag, of messages that a worker, perhaps a dead one, has not acknowledged."""
     found = {}
     # kombu's client adds its prefix to the keys of some commands, and not of HSCAN.
-    for tag, payload in channel.client.hscan_iter(_key(channel, channel.unacked_key), count=CHUNK):
-        budget.spend()
+    unacked = _key(channel, channel.unacked_key)
+    for tag, payload in channel.client.hscan_iter(unacked, count=CHUNK):
+        search.spend()
         task_id = _id_of(payload)
-        if task_id in wanted:
+        if task_id is None:
+            search.unreadable = f"an element of {unacked} cannot be read as a message"
+        elif task_id in wanted:
             found[task_id] = tag
     return found
 
 
-def _queued(channel: Any, wanted: set[str], budget: _Budget) -> set[str]:
-    """Ids in the queues. Any list may be one: of any name, priority and prefix."""
+def _queued(app: Any, channel: Any, wanted: set[str], search: _Search) -> set[str]:
+    """Ids in the queues. Any list may be one: of any name, priority and prefix. One that is no
+    queue of the app, and has no message, is a list of something else."""
     found: set[str] = set()
     for name in channel.client.scan_iter(count=1000, _type="LIST"):
+        queue = bytes_to_str(name).removeprefix(_key(channel, "")).partition(channel.sep)[0]
+        is_queue, is_readable = queue in app.amqp.queues, True
         for payload in _messages(channel.client, name):
-            budget.spend()
+            search.spend()
             task_id = _id_of(payload)
-            if task_id is None:
-                break  # a list of something else
+            is_queue |= task_id is not None
+            is_readable &= task_id is not None
             if task_id in wanted:
                 found.add(task_id)
+        if is_queue and not is_readable:
+            search.unreadable = f"an element of queue {queue} cannot be read as a message"
     return found
 
 
@@ -171,14 +183,15 @@ def _messages(client: Any, name: Any) -> Iterator[Any]:
 
 
 def _id_of(payload: Any) -> str | None:
-    """The id of a task's message, empty for another message, None for what is no message."""
+    """The id of a task's message; empty for a message whose headers and properties have none, as
+    of other programs; None for what kombu would not read as a message."""
     try:
         message = json.loads(payload)
         if isinstance(message, list):  # unacknowledged
             message = message[0]
-        headers, properties = message["headers"], message["properties"]
+        headers, properties = message.get("headers") or {}, message["properties"] or {}
         return str(headers.get("id") or properties.get("correlation_id") or "")
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 
 
