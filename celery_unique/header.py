@@ -65,18 +65,30 @@ class DeliveryName(NamedTuple):
         machine = self.boot.partition(".")[2]
         if not machine or machine != _MACHINE or not self.process.isdecimal():
             return False
-        if int(self.process) == os.getpid():
+        process = int(self.process)
+        if process == os.getpid():
             return self.boot != BOOT
         try:
-            stat = Path(f"/proc/{int(self.process)}/stat").read_text(encoding="latin-1")
-        except FileNotFoundError:
-            return True
+            stat = Path(f"/proc/{process}/stat").read_text(encoding="latin-1")
+        except FileNotFoundError:  # or hidden: a process of another user (hidepid, ProtectProc)
+            return not _exists(process)
         except OSError:  # gone while it was read, or not to be read: seen the next time
             return False
         return stat.rpartition(")")[2].split()[0] in ("Z", "X")  # ended, and not reaped yet
 
     def __str__(self) -> str:
         return "/".join(self)
+
+
+def _exists(process: int) -> bool:
+    """Whether this namespace has the process, by a signal that is only checked, and not sent."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 @dataclass(slots=True)

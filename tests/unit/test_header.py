@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -231,6 +232,33 @@ def test_a_worker_of_another_machine_or_with_a_living_process_may_be_alive():
         assert not gone._replace(boot=boot).has_died()
     for name in ("w1-1", "", "a/b/c/d", "w/-1/1.0/1", f"w/x/{own.boot}/1"):
         assert not DeliveryName.parse(name).has_died()
+
+
+@pytest.mark.parametrize("refusal", [None, PermissionError])
+def test_a_living_worker_that_proc_hides_is_alive(monkeypatch, refusal):
+    """Of another user, with hidepid=2 or systemd's ProtectProc=invisible."""
+    living = DeliveryName.new("w@here")._replace(process=str(os.getppid()))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    kill = os.kill
+
+    def hidden(path: Path, **_: object) -> str:
+        raise FileNotFoundError(path)
+
+    def checked(process: int, signal: int) -> None:
+        kill(process, signal)
+        if refusal is not None:
+            raise refusal
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    monkeypatch.setattr(os, "kill", checked)
+
+    assert not living.has_died()
+    assert living._replace(process=str(ended.pid)).has_died()
+
+
+def test_a_process_id_that_no_kernel_has_is_that_of_a_dead_worker():
+    assert DeliveryName.new("w@here")._replace(process="9" * 30).has_died()
 
 
 def test_a_worker_that_was_killed_and_not_reaped_yet_is_dead():
