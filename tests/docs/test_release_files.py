@@ -84,6 +84,27 @@ def test_what_a_workflow_runs_exists(path):
             assert command in ("python", "test", ".venv/bin/celery", ".venv/bin/python"), line
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_that_runs_the_tests_has_the_history(path):
+    """The previous release is played from it, see ``tests/chaos/previous.py``."""
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+    testing = [
+        job["steps"]
+        for job in jobs
+        if any(re.search(r"\.ci/run|pytest", step.get("run", "")) for step in job["steps"])
+    ]
+    checkouts = [
+        step.get("with", {})
+        for steps in testing
+        for step in steps
+        if step.get("uses", "").startswith("actions/checkout@")
+    ]
+
+    assert bool(testing) == (path.name != "release.yml")
+    assert len(checkouts) == len(testing)
+    assert all(options.get("fetch-depth") == 0 for options in checkouts)
+
+
 def test_the_workflow_of_every_push_calls_the_ci_script():
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
 
