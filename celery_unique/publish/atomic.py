@@ -27,6 +27,7 @@ from celery_unique.header import HEADER
 from celery_unique.stores.base import LONGEST_TEXT, Acquired, Claim, LockStore, Push
 
 from . import conflicts
+from .request import connection_given
 from .store_client import AcquireFailed, CallerStoreClient, Wait
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class AtomicPublisher:
             return False
         if request.run is not None or has_receivers():
             return False
-        given = options.get("producer") or options.get("publisher")
-        connection = given.connection if given is not None else options.get("connection")
+        connection = connection_given(options)
         return connection is None or _is_redis(connection)
 
     def publish(self, request: PublishRequest) -> tuple[Acquired | None, Any]:

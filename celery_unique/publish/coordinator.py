@@ -28,7 +28,7 @@ from celery_unique.stores.record import State
 from . import conflicts
 from .atomic import AtomicPublisher
 from .overlapped_acquire import OverlappedPublisher
-from .request import PublishOutcome, PublishRequest
+from .request import PublishOutcome, PublishRequest, address_of
 from .results import CallOutcome
 from .store_client import AcquireFailed, CallerStoreClient
 
@@ -73,6 +73,11 @@ class UniqueTaskCoordinator:
     @cached_property
     def fingerprint(self) -> str:
         return self.store.fingerprint()
+
+    @cached_property
+    def broker(self) -> tuple[Any, ...]:
+        """The broker that the app publishes to."""
+        return address_of(self.app.connection_for_write())
 
     def before_batch(self, requests: Sequence[PublishRequest]) -> None:
         """Called for calls of ``apply_many``, which are not published one by one: an integration

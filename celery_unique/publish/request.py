@@ -31,6 +31,7 @@ from celery_unique.policy.policy import UniquePolicy, warn_of_short_window
 from celery_unique.stores.base import Acquired, Claim
 from celery_unique.stores.record import (
     ID_GIVEN,
+    OTHER_BROKER,
     QUEUE_NAMED,
     letters,
     packed_label,
@@ -95,6 +96,8 @@ class PublishRequest:
     label: str = ""
     #: The call itself names its queue, not its task or the routes.
     queue_named: bool = False
+    #: The call itself names its broker, which is not the app's.
+    other_broker: bool = False
     #: The producer and the result that ``apply_many`` provides.
     batch_options: Mapping[str, Any] = field(default_factory=dict)
     #: Runs the task in this process instead of publishing it: an eager call.
@@ -154,8 +157,9 @@ class PublishRequest:
         policy, parent = self.policy, self.parent
         terms = terms_of(policy)
         keep = terms.keep
-        if self.awaited or self.queue_named:
+        if self.awaited or self.queue_named or self.other_broker:
             keep += ID_GIVEN * self.awaited + QUEUE_NAMED * self.queue_named
+            keep += OTHER_BROKER * self.other_broker
         if self.label:
             keep += packed_label(self.label)
         claim = Claim(
@@ -338,6 +342,8 @@ def prepare(
     if parent is not None and parent.id == request.task_id and "retries" in options:
         request.bypasses = _always  # the retry of a task that runs without a lock
     request.queue_named = _names_queue(task, options)
+    connection = connection_given(options)
+    request.other_broker = connection is not None and address_of(connection) != coordinator.broker
     request.awaited = options.get("task_id") is not None or is_in_canvas(options)
     request.policy = policy
     if settings.dry_run:
@@ -413,6 +419,18 @@ def _names_queue(task: Any, options: Mapping[str, Any]) -> bool:
         if given is not None and given != getattr(task, name, None):
             return True
     return "router" in options and options["router"] is not None
+
+
+def connection_given(options: Mapping[str, Any]) -> Any:
+    """The connection of kombu that the call is published through; None for one of the app's."""
+    given = options.get("producer") or options.get("publisher")
+    return options.get("connection") if given is None else given.connection
+
+
+def address_of(connection: Any) -> tuple[Any, ...]:
+    """The broker that a connection of kombu leads to."""
+    info = connection.info()
+    return tuple(info[name] for name in ("transport", "hostname", "port", "virtual_host"))
 
 
 def as_sent(task: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -45,6 +45,8 @@ TERMINAL_LETTERS = frozenset("cdx")
 QUEUE_NAMED = "q"
 #: As that: the caller chose the id, or a canvas did, so that it may have been used before.
 ID_GIVEN = "i"
+#: As those: the call was published through a connection to another broker than the app's.
+OTHER_BROKER = "b"
 #: Between those letters and a label, in base 32: that has no small letters.
 LABELLED = "|"
 #: Within a label, which has no control characters: what follows is the trace of the call.
@@ -98,8 +100,8 @@ class TaskEntry:
     task_name: str = ""
     window_ends: int = 0  # 0: no window; bounds how long an ended task is kept
     eta: int = 0
-    #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED and ID_GIVEN, and
-    #: its label with its trace.
+    #: Letters of the terminal states in which it stays recorded, QUEUE_NAMED, ID_GIVEN and
+    #: OTHER_BROKER, and its label with its trace.
     keep: str = ""
     duplicates: int = 0
     last_duplicate_at: int = 0
@@ -149,6 +151,11 @@ class TaskEntry:
     def queue_named(self) -> bool:
         """The call itself named the queue of its message."""
         return QUEUE_NAMED in self.keep
+
+    @property
+    def other_broker(self) -> bool:
+        """The call itself named the broker of its message."""
+        return OTHER_BROKER in self.keep
 
     @property
     def id_given(self) -> bool:

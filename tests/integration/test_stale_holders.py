@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from celery_unique.publish.stale_holders import healing, lost_messages
 from celery_unique.publish.stale_holders.lock_view import StoreClock, locks_of
 from celery_unique.publish.stale_holders.lost_messages import missing_messages
 from celery_unique.publish.stale_holders.queues import NO_HURRY, Limits
-from tests.support import eventually
+from tests.support import RedisServer, eventually
 from tests.support.app import (
     advance,
     define,
@@ -502,3 +503,89 @@ def test_nothing_is_lost_while_an_element_of_a_queue_cannot_be_read(
     assert "cannot be read as a message" in unproven.unless
     assert again.id == first.id
     assert proven.unless == ""
+
+
+# -- the message is in another broker ---------------------------------------------------------
+
+
+def verdict_on(app: Celery, result: Any) -> str:
+    """Why the message of the holder may exist; empty: it is proven lost."""
+    flush(app)
+    advance(app, CHECK_AFTER_S + 1)
+    app_state = state_of(app)
+    record, now = app_state.store.read(result.unique_key)
+    [missing] = missing_messages(app_state, locks_of(result.unique_key, record, now), 0.3)
+    return missing.unless
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("by", ["connection", "producer"])
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_a_message_that_was_published_to_another_broker_is_not_lost(
+    redis_server: RedisServer, by: str, store: str
+) -> None:
+    url, other = redis_server.fresh_url(), redis_server.fresh_url()
+    app = make_app("memory://" if store == "memory" else url, broker=url, backend=url)
+    task = define(app, unique=True, function=echo)
+    with app.connection_for_write(other) as connection:
+        given = connection if by == "connection" else app.amqp.Producer(connection)
+        first = task.apply_async((7,), **{by: given})
+    [message] = redis.Redis.from_url(other).lrange(app.conf.task_default_queue, 0, -1)
+    assert json.loads(message)["headers"]["id"] == first.id
+
+    verdict = verdict_on(app, first)
+
+    assert verdict == "its call was published through a connection to another broker"
+    assert task.delay(7).id == first.id
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("by", ["connection", "producer", "group", "apply_many"])
+def test_a_message_that_was_published_through_a_connection_of_the_app_can_be_lost(
+    redis_url: str, by: str
+) -> None:
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, function=echo)
+    if by == "group":
+        group([task.s(7)]).apply_async()
+    elif by == "apply_many":
+        apply_many([task.s(7)])
+    else:
+        with app.connection_for_write() as connection:
+            given = connection if by == "connection" else app.amqp.Producer(connection)
+            task.apply_async((7,), **{by: given})
+    key = task.delay(7).unique_key
+    app.control.purge()
+
+    assert verdict_on(app, SimpleNamespace(unique_key=key)) == ""
+
+
+@pytest.mark.server
+def test_nothing_is_lost_while_a_fail_over_list_names_another_broker(
+    redis_server: RedisServer,
+) -> None:
+    first_url, second_url = redis_server.fresh_url(), redis_server.fresh_url()
+    app = make_app("memory://", broker=f"{second_url};{first_url}", backend=first_url)
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    # The connection for the search is made to another broker of the list than the message went to.
+    app.conf.broker_url = app.conf.broker_read_url = f"{first_url};{second_url}"
+
+    verdict = verdict_on(app, first)
+
+    assert verdict == "broker_url lists several brokers, and its message may be in another"
+
+
+@pytest.mark.server
+def test_nothing_is_lost_while_calls_are_published_to_one_broker_and_read_from_another(
+    redis_server: RedisServer,
+) -> None:
+    read, write = redis_server.fresh_url(), redis_server.fresh_url()
+    app = make_app(
+        "memory://", broker=read, backend=read, broker_read_url=read, broker_write_url=write
+    )
+    task = define(app, unique=True, function=echo)
+
+    verdict = verdict_on(app, task.delay(7))
+
+    assert verdict == "broker_write_url and broker_read_url differ"

@@ -20,7 +20,7 @@ from kombu.exceptions import KombuError
 from kombu.utils.encoding import bytes_to_str
 
 from celery_unique.config.app_state import AppState
-from celery_unique.publish.request import queue_of
+from celery_unique.publish.request import address_of, queue_of
 
 from .lock_view import LockView, StoreClock, locks_of
 from .workers import BrokerUnavailable, Workers
@@ -29,6 +29,8 @@ from .workers import BrokerUnavailable, Workers
 MOST_MESSAGES = 100_000
 #: Elements of a list that are read together: messages may be large.
 CHUNK = 100
+
+_OTHER_BROKER = "its call was published through a connection to another broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def not_in_queues(
     with _broker(app_state.app) as connection:
         channel, kind = connection.default_channel, connection.transport.driver_type
         try:
+            _check_brokers(app_state.app, connection)
             if kind == "redis" and hasattr(channel, "unacked_key"):
                 return _not_in_redis(app_state.app, channel, locks, workers, limits)
             if kind == "amqp":
@@ -97,6 +100,16 @@ def _broker(app: Any) -> Iterator[Any]:
             ) from error
 
 
+def _check_brokers(app: Any, connection: Any) -> None:
+    """Raise NotInspectable where messages may be in another broker than the connection's."""
+    write = app.connection_for_write()
+    # The sentinels of one broker are listed in the same way.
+    if connection.transport_cls != "sentinel" and len({*connection.alt, *write.alt}) > 1:
+        raise NotInspectable("broker_url lists several brokers, and its message may be in another")
+    if address_of(write) != address_of(connection):
+        raise NotInspectable("broker_write_url and broker_read_url differ")
+
+
 # -- Redis -------------------------------------------------------------------------------
 
 
@@ -114,12 +127,14 @@ def _not_in_redis(
     fetched = _fetched(channel, wanted, search)
     left = wanted - _queued(app, channel, wanted, search)
     unless = _uncounted(app, channel, workers) or search.unreadable
+    elsewhere = {lock.task_id for lock in locks if lock.entry.other_broker}
     places = {}
     for task_id in left:
         if task_id in fetched:
             places[task_id] = _will_return(channel, fetched[task_id])
         else:
-            places[task_id] = NotInQueue(unless, is_complete=True)
+            why = _OTHER_BROKER if task_id in elsewhere else unless
+            places[task_id] = NotInQueue(why, is_complete=True)
     return places
 
 
@@ -304,6 +319,8 @@ def _routed_by_calls(app_state: AppState) -> str:
 
 
 def _elsewhere(lock: LockView) -> str:
+    if lock.entry.other_broker:
+        return _OTHER_BROKER
     if lock.entry.queue_named:
         return "its call named a queue, which is not recorded"
     if lock.state == "retryable":
