@@ -33,7 +33,7 @@ from celery_unique.policy.durations import milliseconds
 from celery_unique.policy.layers import take_call_options
 from celery_unique.policy.policy import UniquePolicy
 from celery_unique.policy.states import STATES
-from celery_unique.stores.base import Acquired, Claim, Finish
+from celery_unique.stores.base import Claim, Finish
 from celery_unique.stores.record import State, letters, terminal_letters
 
 from .coordinator import READ_AGAIN_AFTER_S, UniqueTaskCoordinator
@@ -46,6 +46,9 @@ logger = logging.getLogger("celery_unique")
 LATE = timedelta(minutes=10)
 #: How far the clocks of beats may be apart.
 SKEW_S = 5
+#: How long a beat waits for another one that publishes a tick, 3 s in all: while it waits it comes
+#: to no other tick. Less than SKEW_S, so that it leaves out none of a short interval.
+PAUSES_S = (*READ_AGAIN_AFTER_S, *[0.1] * 29)
 #: The days that are searched for the last time at which a crontab was due: 29 February.
 MOST_DAYS = 8 * 366
 
@@ -157,10 +160,9 @@ class _Beside:
         self._key = key_of(json.dumps({"beat": tick.text()}), app_state.settings.key_secret)
 
     def publish(self, send: Callable[[], Any]) -> Any:
-        task_id = uuid()
         window_ms = milliseconds(self._tick.remembered_for)
         claim = Claim(
-            task_id=task_id,
+            task_id=uuid(),
             task_name=self._name,
             states=_STATES,
             grace_ms=self._leases.grace_ms,
@@ -168,20 +170,23 @@ class _Beside:
             keep=terminal_letters(_STATES),
             keep_ms=window_ms,
         )
-        acquired = self._store.acquire(self._key, claim)
-        if acquired.outcome != "created":
-            assert acquired.holder is not None
-            task_id = acquired.holder.task_id
-            if not self._dry_run and not self._is_abandoned(acquired):
+        acquired, again = self._store.acquire(self._key, claim), False
+        while acquired.holder is not None and not self._dry_run:
+            holder = acquired.holder
+            if not self._is_abandoned(holder.task_id):
                 logger.info("skipped tick of %s: another beat has published it", self._tick.entry)
-                facts = CallOutcome("deduplicated", True, self._key, str(acquired.holder.state))
-                return with_facts(self._app.AsyncResult(task_id), facts)
-            if not self._dry_run:
-                logger.warning(
-                    "publishing tick of %s again: the beat that acquired it has not recorded its "
-                    "publish",
-                    self._tick.entry,
-                )
+                facts = CallOutcome("deduplicated", True, self._key, str(holder.state))
+                return with_facts(self._app.AsyncResult(holder.task_id), facts)
+            # Of the beats that have waited for it, one acquires it.
+            self._store.give_back(self._key, holder.task_id, self._leases.grace_ms)
+            acquired, again = self._store.acquire(self._key, claim), True
+        if again:
+            logger.warning(
+                "publishing tick of %s again: the beat that acquired it has not recorded its "
+                "publish",
+                self._tick.entry,
+            )
+        task_id = claim.task_id if acquired.holder is None else acquired.holder.task_id
         try:
             result = send()
         except BaseException:
@@ -191,13 +196,13 @@ class _Beside:
         self._store.finish(self._key, finish)
         return result
 
-    def _is_abandoned(self, acquired: Acquired) -> bool:
-        """Whether the beat that acquired it has not published it: it may have been killed. If it
-        is slow, the policy of the task finds the second call."""
-        assert acquired.holder is not None
-        for pause in READ_AGAIN_AFTER_S:
+    def _is_abandoned(self, holder: str) -> bool:
+        """Whether the beat that acquired it does not publish it: it failed, or may have been
+        killed. A slow one is waited for: where its task has ended already, the policy of the task
+        would not find a second call."""
+        for pause in PAUSES_S:
             record, _ = self._store.read(self._key)
-            task = record.tasks.get(acquired.holder.task_id)
+            task = record.tasks.get(holder)
             if task is None:
                 return True  # its publish failed
             if not task.pending:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -14,8 +16,10 @@ from celery.schedules import crontab, schedule, solar
 
 from celery_unique import unique_conflict
 from celery_unique.config.app_state import state_of
+from celery_unique.publish import beat_ticks
 from celery_unique.publish.beat_ticks import last_due, publish_ticks_once, tick_of
-from tests.support.app import advance, define, flush, locks, make_app, messages
+from tests.support import eventually
+from tests.support.app import advance, define, flush, locks, make_app, messages, working
 
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)  # a Monday
 
@@ -101,7 +105,81 @@ def test_a_beat_that_died_before_it_published_loses_no_tick(
 ) -> None:
     define(beat_app, unique=True)
     [dead, other] = beats(beat_app, 2)
-    store = state_of(beat_app).store
+    monkeypatch.setattr(beat_ticks, "PAUSES_S", (0.01,))
+    kill_before_it_publishes(dead, monkeypatch)
+
+    assert messages(beat_app) == []
+    for _ in range(2):
+        other.tick(crontab())
+        assert len(messages(beat_app)) == 1
+    assert times_published_again(caplog) == 1
+
+
+def test_one_of_the_beats_that_wait_for_a_dead_one_publishes_its_tick(
+    beat_app: Celery, monkeypatch: Any, caplog: Any
+) -> None:
+    # Its window is over at once: it would not find a second call.
+    define(beat_app, unique=True, unique_for=0.001, unique_states="until_done")
+    [dead, one, other] = beats(beat_app, 3)
+    kill_before_it_publishes(dead, monkeypatch)
+    outcomes: list[str] = []
+
+    def while_it_waits(_: float) -> None:
+        monkeypatch.setattr(beat_ticks, "time", SimpleNamespace(sleep=lambda _: None))
+        outcomes.append(one.tick(crontab()).outcome)
+
+    monkeypatch.setattr(beat_ticks, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(beat_ticks, "time", SimpleNamespace(sleep=while_it_waits))
+    outcomes.append(other.tick(crontab()).outcome)
+
+    assert outcomes == ["created", "deduplicated"]
+    assert len(messages(beat_app)) == 1
+    assert times_published_again(caplog) == 1
+
+
+def test_a_beat_waits_for_another_one_that_publishes_slowly(
+    beat_app: Celery, monkeypatch: Any
+) -> None:
+    """Its message has arrived, and the task has ended: the policy would not find a second call."""
+    define(beat_app, unique=True)
+    [slow, other] = beats(beat_app, 2)
+    has_arrived, may_return = threading.Event(), threading.Event()
+    send_message = beat_app.amqp.send_task_message
+    results: list[Any] = []
+    waited: list[float] = []
+
+    def send_slowly(*args: Any, **kwargs: Any) -> Any:
+        sent = send_message(*args, **kwargs)
+        has_arrived.set()
+        assert may_return.wait(30)
+        return sent
+
+    monkeypatch.setattr(beat_app.amqp, "send_task_message", send_slowly)
+    publisher = threading.Thread(target=lambda: results.append(slow.tick(crontab())))
+    publisher.start()
+    assert has_arrived.wait(30)
+    monkeypatch.setattr(beat_app.amqp, "send_task_message", send_message)
+    with working(beat_app):
+        eventually(lambda: not locks_of_tasks(beat_app))
+
+    def pass_time(seconds: float) -> None:
+        waited.append(seconds)
+        if sum(waited) > 2 and publisher.is_alive():
+            may_return.set()
+            publisher.join(30)
+
+    monkeypatch.setattr(beat_ticks, "time", SimpleNamespace(sleep=pass_time))
+    result = other.tick(crontab())
+    may_return.set()
+    publisher.join(30)
+
+    assert (results[0].outcome, result.outcome) == ("created", "deduplicated")
+    assert sum(waited) > 2
+    assert messages(beat_app) == []
+
+
+def kill_before_it_publishes(beat: Beat, monkeypatch: Any) -> None:
+    store = state_of(beat.app).store
 
     class Killed(BaseException):
         """As SIGKILL: nothing else runs."""
@@ -110,17 +188,22 @@ def test_a_beat_that_died_before_it_published_loses_no_tick(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(beat_app.amqp), "send_task_message", killed)
+        patch.setattr(type(beat.app.amqp), "send_task_message", killed)
         patch.setattr(type(store), "give_back", lambda *_, **__: None)
         with pytest.raises(Killed):
-            dead.tick(crontab())
+            beat.tick(crontab())
 
-    assert messages(beat_app) == []
-    for _ in range(2):
-        other.tick(crontab())
-        assert len(messages(beat_app)) == 1
+
+def times_published_again(caplog: Any) -> int:
     again = "publishing tick of rebuild again: the beat that acquired it has not recorded"
-    assert [again in record.getMessage() for record in caplog.records].count(True) == 1
+    return [again in record.getMessage() for record in caplog.records].count(True)
+
+
+def locks_of_tasks(app: Celery) -> list[str]:
+    """The ids of the tasks that have not ended."""
+    flush(app)
+    records = [record for _, record in state_of(app).store.walk()]
+    return [i for each in records for i, task in each.tasks.items() if task.running or task.waiting]
 
 
 def test_a_tick_is_published_while_the_store_is_down() -> None:
