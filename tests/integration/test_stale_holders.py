@@ -19,7 +19,7 @@ from celery import Celery, group
 
 from celery_unique import apply_many, lookup, unique_lost
 from celery_unique.config.app_state import state_of
-from celery_unique.publish.stale_holders import healing, lost_messages
+from celery_unique.publish.stale_holders import healing, lost_messages, queues
 from celery_unique.publish.stale_holders.lock_view import StoreClock, locks_of
 from celery_unique.publish.stale_holders.lost_messages import missing_messages
 from celery_unique.publish.stale_holders.queues import NO_HURRY, Limits
@@ -503,6 +503,26 @@ def test_nothing_is_lost_while_an_element_of_a_queue_cannot_be_read(
     assert "cannot be read as a message" in unproven.unless
     assert again.id == first.id
     assert proven.unless == ""
+
+
+@pytest.mark.server
+def test_a_message_that_a_worker_fetches_during_the_search_is_not_lost(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without the library does not report what waits for its ETA or rate limit."""
+    app = make_app(broker=redis_url, backend=redis_url)
+    task = define(app, unique=True, function=echo)
+    first = task.delay(7)
+    client, queued = redis.Redis.from_url(redis_url), queues._queued
+
+    def fetched_before(*args: Any) -> set[str]:
+        message = json.loads(client.rpop(app.conf.task_default_queue))
+        client.hset("unacked", "tag", json.dumps([message, "", app.conf.task_default_queue]))
+        return queued(*args)
+
+    monkeypatch.setattr(queues, "_queued", fetched_before)
+
+    assert "Redis delivers it again" in verdict_on(app, first)
 
 
 # -- the message is in another broker ---------------------------------------------------------

@@ -122,11 +122,15 @@ def _not_in_redis(
             f"the broker's database has more than {limits.keys:,} keys, too many to search here"
         )
     search = _Search(limits.messages, limits.messages)
-    # In this order: a message that was fetched returns to its queue, and one that is fetched
-    # meanwhile is held by a worker, and workers are queried last.
+    # In this order: a message that was fetched returns to its queue, and one in a queue is fetched:
+    # a worker without this library does not report it while it waits for its ETA or rate limit.
     fetched = _fetched(channel, wanted, search)
     left = wanted - _queued(app, channel, wanted, search)
-    unless = _uncounted(app, channel, workers) or search.unreadable
+    unless = _uncounted(app, channel, workers)
+    if left - fetched.keys():
+        search.left = search.most
+        fetched |= _fetched(channel, left, search)
+    unless = unless or search.unreadable
     elsewhere = {lock.task_id for lock in locks if lock.entry.other_broker}
     places = {}
     for task_id in left:
