@@ -54,9 +54,9 @@ if "skips" in SETTINGS:
     ticks_of = beat_ticks.ticks_of
 
     def without_some(entry: Any) -> Iterator[Any]:
-        """A beat that records every so manieth tick of the plain task and does not publish it."""
+        """A beat that records every so manieth tick and does not publish it."""
         for tick in ticks_of(entry):
-            if entry.name != "every tick" or tick is None or tick.nominal % SETTINGS["skips"]:
+            if tick is None or tick.nominal % SETTINGS["skips"]:
                 yield tick
 
     beat_ticks.ticks_of = without_some
@@ -76,8 +76,22 @@ if "slow_s" in SETTINGS and OFFSET_S > 0:
     RedBeatScheduler.reserve = reserve_late
 
 
-# In the time of this clock: three seconds of the machine's are more than a minute of a fast one.
-beat_ticks.PAUSES_S = tuple(pause / SETTINGS["speed"] for pause in beat_ticks.PAUSES_S)
+if SETTINGS["speed"] > 1:
+    # A minute lasts two seconds: a beat that waits for longer leaves one out.
+    beat_ticks.PAUSES_S = tuple(pause / 3 for pause in beat_ticks.PAUSES_S)
+
+if "journal" in SETTINGS:
+    is_abandoned = beat_ticks._Beside._is_abandoned
+
+    def note_if_abandoned(self: Any, holder: str) -> bool:
+        """Write down the ticks of a task with a policy of its own that this beat takes over."""
+        abandoned = is_abandoned(self, holder)
+        if abandoned:
+            with (Path(SETTINGS["journal"]) / f"abandoned-{os.getpid()}").open("a") as journal:
+                journal.write(f"{self._tick.nominal}\n")
+        return abandoned
+
+    beat_ticks._Beside._is_abandoned = note_if_abandoned  # type: ignore[method-assign]
 
 #: Entry name -> task.
 ENTRIES = {"every tick": "shop.plain", "its own policy": "shop.unique"}
@@ -135,9 +149,21 @@ celery_unique.install(app)
 def plain(shop_id: int) -> None: ...
 
 
+class WithTick(app.Task):  # type: ignore[misc,name-defined]
+    """Its messages have a header with the tick that they are published for."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, headers: Any = None, **options: Any) -> Any:
+        tick = beat_ticks._current.get()
+        headers = {**(headers or {}), "tick": tick.nominal if tick is not None else None}
+        return super().apply_async(*args, headers=headers, **options)
+
+
 # Its window is shorter than a tick: it finds no duplicate among the ticks.
 @app.task(
     name="shop.unique",
+    base=WithTick,
     unique=True,
     unique_for=0.001,
     unique_states="until_done",
