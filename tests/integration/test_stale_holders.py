@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -23,6 +24,7 @@ from celery_unique.publish.stale_holders import healing, lost_messages, queues
 from celery_unique.publish.stale_holders.lock_view import StoreClock, locks_of
 from celery_unique.publish.stale_holders.lost_messages import missing_messages
 from celery_unique.publish.stale_holders.queues import NO_HURRY, Limits
+from tests.integration.conftest import STORES
 from tests.support import RedisServer, eventually
 from tests.support.app import (
     advance,
@@ -56,6 +58,22 @@ def plain_worker(app: Celery, function: Any = echo) -> Iterator[Celery]:
     define(plain, function=function)
     with working(plain):
         yield plain
+
+
+@pytest.fixture(
+    params=[
+        *STORES,
+        pytest.param("mariadb_url", id="mariadb", marks=pytest.mark.server),
+        pytest.param("cluster_url", id="cluster", marks=pytest.mark.server),
+    ]
+)
+def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
+    """As for the other tests of this directory, on more stores."""
+    url = "memory://" if request.param == "memory" else request.getfixturevalue(request.param)
+    # The tests of a session share a cluster.
+    app = make_app(url, unique_namespace=f"test-{uuid4()}")
+    yield app
+    state_of(app).store.close()
 
 
 @pytest.fixture
@@ -380,16 +398,35 @@ def test_a_continuation_checks_nothing(local_app: Celery, monkeypatch: Any) -> N
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("workers", ["none", "with the library", "without it"])
+@pytest.mark.parametrize(
+    ("workers", "store"),
+    [
+        ("none", "redis"),
+        ("with the library", "redis"),
+        ("without it", "redis"),
+        ("none", "postgres"),
+        ("none", "mariadb"),
+        ("none", "cluster"),
+    ],
+)
 def test_a_purged_message_blocks_no_call_for_long(
+    request: Any,
     redis_url: str,
     workers: str,
+    store: str,
     lost: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A worker that does not reply in half a second proves nothing, and the next call asks again.
     monkeypatch.setattr(healing, "PAUSE_S", 0)
-    app = make_app(broker=redis_url, backend=redis_url, worker_enable_remote_control=True)
+    store_url = redis_url if store == "redis" else request.getfixturevalue(f"{store}_url")
+    app = make_app(
+        store_url,
+        broker=redis_url,
+        backend=redis_url,
+        worker_enable_remote_control=True,
+        unique_namespace=f"test-{uuid4()}",
+    )
     task = define(app, unique=True, function=echo, ignore_result=True)
     first = task.delay(7)
     app.control.purge()

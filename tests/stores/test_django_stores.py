@@ -7,10 +7,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 
+from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.stores import open_store
 from celery_unique.stores.redis import RedisStore
@@ -18,6 +20,7 @@ from celery_unique.stores.sql import SqlStore
 from celery_unique.testing.store_contract.factories import claim, fresh_key
 from tests.stores.django_project import DjangoProject
 from tests.support import RedisServer, Server, eventually
+from tests.support.app import advance, define, make_app
 from tests.support.server import HOST, find_program
 from tests.support.worker import REPOSITORY
 
@@ -390,3 +393,26 @@ def test_the_locks_of_a_sqlite_database_are_in_a_file_beside_it(tmp_path):
 
     assert named.database == str(tmp_path / "db.celery_unique.sqlite3")
     assert bare.database == str(tmp_path / "shop.celery_unique.sqlite3")
+
+
+# -- stale holders ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", [DjangoProject.cache_url, DjangoProject.database_url])
+@pytest.mark.parametrize("why", ["ended", "purged"])
+def test_a_duplicate_of_a_stale_holder_releases_its_key(
+    django_project: DjangoProject, redis_url: str, url: str, why: str
+) -> None:
+    app = make_app(url, broker=redis_url, backend=redis_url, unique_namespace=f"test-{uuid4()}")
+    task = define(app, unique=True)
+    first = task.delay(7)
+    assert task.delay(7).id == first.id
+    app.control.purge()
+    if why == "ended":  # in a worker without the library
+        app.backend.store_result(first.id, None, "SUCCESS")
+    advance(app, 61)
+
+    again = task.delay(7)
+
+    assert (again.outcome, again.id != first.id) == ("created", True)
+    state_of(app).store.close()
