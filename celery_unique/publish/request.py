@@ -428,7 +428,9 @@ def connection_given(options: Mapping[str, Any]) -> Any:
 
 
 def address_of(connection: Any) -> tuple[Any, ...]:
-    """The broker that a connection of kombu leads to."""
+    """The broker that a connection of kombu leads to, or all that it may fail over to."""
+    if connection.alt:
+        return tuple(connection.alt)
     info = connection.info()
     return tuple(info[name] for name in ("transport", "hostname", "port", "virtual_host"))
 

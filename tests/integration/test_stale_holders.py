@@ -20,6 +20,7 @@ from celery import Celery, group
 
 from celery_unique import apply_many, lookup, unique_lost
 from celery_unique.config.app_state import state_of
+from celery_unique.publish.request import address_of
 from celery_unique.publish.stale_holders import healing, lost_messages, queues
 from celery_unique.publish.stale_holders.lock_view import StoreClock, locks_of
 from celery_unique.publish.stale_holders.lost_messages import missing_messages
@@ -646,3 +647,15 @@ def test_nothing_is_lost_while_calls_are_published_to_one_broker_and_read_from_a
     verdict = verdict_on(app, task.delay(7))
 
     assert verdict == "broker_write_url and broker_read_url differ"
+
+
+def test_a_connection_that_has_failed_over_is_still_one_of_the_app() -> None:
+    """As to another sentinel of the same broker."""
+    app = make_app("memory://", broker="sentinel://a:1;sentinel://b:2")
+    connection = app.connection_for_write().clone()
+    before = address_of(connection)
+
+    connection.maybe_switch_next()
+
+    assert connection.hostname == "b"
+    assert address_of(connection) == before == address_of(app.connection_for_write())
