@@ -115,6 +115,8 @@ class WorkerBootstrap:
         on_the_way = self._app_state.part(Deliveries).on_the_way
         while on_the_way:
             on_the_way.popitem()[1].keep()
+        for request in held_requests(self._worker):
+            request.settle_unread()
         self._app_state.part(WorkerLockClient).events.flush()
 
     def _on_rejected(self, sender: Any = None, message: Any = None, **_: Any) -> None:

@@ -127,7 +127,7 @@ def _drop_done(request: Any, delivery: Delivery) -> None:
 
 def _drop_superseded(request: Any, delivery: Delivery, started: Started) -> None:
     reason = reason_of(started.mark, started.by)
-    if started.mark == "superseded" and _is_in_canvas(request):
+    if started.mark == "superseded" and is_in_canvas(request):
         _follow_replacement(request, delivery, started.by, reason)
         return
     reporting.dropped(request.name, request.id, reason=reason)
@@ -138,7 +138,7 @@ def _drop_superseded(request: Any, delivery: Delivery, started: Started) -> None
     delivery.once_acknowledged(delivery.forget_mark)
 
 
-def _is_in_canvas(request: Any) -> bool:
+def is_in_canvas(request: Any) -> bool:
     """Whether something continues, or fails, with this very id."""
     try:
         context = request._context

@@ -359,6 +359,17 @@ class WorkerLockClient:
         if header.again and header.token:
             self._settle_later(header, task_name, partial(self._settle_surely, header, finish))
 
+    def unsettled_state(self, header: LockHeader) -> State | None:
+        """The final state of the task, if this delivery has ended it and did not settle it yet, and
+        no follower waits for its outcome."""
+        record, _ = self._run(self._breakers, self.store.read, header.key)
+        task = record.tasks.get(header.task_id)
+        if task is None or not task.ending or task.delivery != header.delivery:
+            return None
+        following = record.following
+        followed = following is not None and following.groups_of(header.task_id)
+        return None if followed or task.expected else task.stored_state
+
     def _settle_later(
         self, header: LockHeader, task_name: str, act: Callable[[], object], after_s: float = 0.0
     ) -> None:

@@ -6,6 +6,7 @@ revoke, a shutdown; and the acknowledgement after which the record of a task may
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Task, states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore
 from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
@@ -21,6 +23,7 @@ from kombu.transport.virtual import QoS as VirtualQoS
 
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
+from celery_unique.exceptions import StoreUnavailable
 from celery_unique.followers.complete import Outcome
 from celery_unique.followers.continuations import finishing
 from celery_unique.followers.promote import reap_orphans
@@ -32,6 +35,8 @@ from . import gate
 from .ack import RECORDS
 from .delivery import Delivery, DeliveryState, End
 from .monitor_events import shown_as_unique
+
+logger = logging.getLogger("celery_unique")
 
 _KILLED = (WorkerLostError, Terminated, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
 
@@ -169,6 +174,35 @@ class UniqueRequestMixin:
             delivery.release()
             delivery.settle_with(None)
         delivery.acknowledged()
+
+    def settle_unread(self) -> None:
+        """Its worker has shut down, and has not read how the body ended: Celery's prefork pool may
+        end before the last results are read. The message comes back, and must find the end."""
+        delivery, task = self.unique_delivery, self.task
+        if delivery is None or self.acknowledged or not (delivery.started and task.acks_late):
+            return
+        if gate.is_in_canvas(self):  # nor is it known whether that goes on: it runs again
+            return
+        try:
+            state = delivery.client.unsettled_state(delivery.header)
+            if state is not None and self._result_is_stored():
+                delivery.header.again = True
+                delivery.client.settle(delivery.header, self.name, state)
+        except StoreUnavailable as error:
+            app, key = self._app, delivery.header.key
+            reporting.store_error(app, "settle", error, self.name, self.id, key)
+
+    def _result_is_stored(self) -> bool:
+        backend = self.task.backend
+        if self._request_dict.get("ignore_result") or self.task.ignore_result:
+            return True
+        if isinstance(backend, DisabledBackend):
+            return True
+        try:
+            return backend.get_state(self.id) in states.READY_STATES
+        except Exception:
+            logger.exception("cannot read the result of task %s, which may run again", self.id)
+            return False
 
     # -- end -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 import celery_unique
 from tests.support import eventually
 from tests.support.stage import Stage
+from tests.workers.apps.dying import DIES_BEFORE, READS_NOTHING
 
 pytestmark = pytest.mark.versions
 
@@ -71,6 +72,51 @@ def test_a_warm_shutdown_ends_what_runs_and_keeps_the_key_of_what_waits(
     stage.assert_released(running, "completed")
     assert stage.duplicate(task, f"waiting-{tag}").id == waiting.id
     _runs_in_the_next_worker(stage, task, f"waiting-{tag}", waiting)
+
+
+@pytest.mark.parametrize("backend", ["redis", "database", "ignored"])
+def test_rabbitmq_runs_no_body_again_that_ended_in_a_warm_shutdown_and_was_not_read(
+    own_stage, rabbitmq_url, tag, tmp_path, backend
+):
+    """Its message is not acknowledged, and comes back."""
+    settings = {"task_ignore_result": True} if backend == "ignored" else {}
+    if backend == "database":
+        settings["backend"] = f"db+sqlite:///{tmp_path / 'results.sqlite3'}?timeout=30"
+    stage = own_stage(broker=rabbitmq_url, **settings)
+    first = stage.send("hold_late", tag)
+    _ends_unread(stage, tag)
+
+    assert stage.lock("hold_late", tag) is None
+    stage.start_worker()
+    stage.worker.wait_for_log(rf"dropped hold_late\[{first.id}\]: it has already finished")
+    assert stage.props.runs(tag) == 1
+    if backend != "ignored":
+        assert stage.end_of(first, "SUCCESS") == tag
+
+
+def test_rabbitmq_runs_a_body_again_that_was_not_read_and_continues_in_a_canvas(
+    own_stage, rabbitmq_url, tag
+):
+    """Whether all that follows was sent is not known: better twice than never."""
+    stage = own_stage(broker=rabbitmq_url, unique_run_lease=3)
+    stage.send("hold_late", tag, link=stage.app.tasks["succeed"].si(f"linked-{tag}"))
+    _ends_unread(stage, tag)
+
+    stage.start_worker()
+
+    stage.wait_for_run(tag, 2)
+    stage.props.let_go(tag, run=2)
+    stage.wait_until_free("hold_late", tag)
+
+
+def _ends_unread(stage: Stage, tag: str) -> None:
+    """Run the body to its end in a warm shutdown that does not read its result."""
+    worker = stage.start_worker(concurrency=1, env={DIES_BEFORE: READS_NOTHING}, log_level="DEBUG")
+    stage.wait_for_run(tag)
+    worker.send_signal(signal.SIGTERM)
+    worker.wait_for_log("Worker: Stopping Pool")
+    stage.props.let_go(tag)
+    eventually(lambda: not worker.is_running(), timeout=30)
 
 
 @pytest.mark.parametrize(("broker", "how"), CUTS)
