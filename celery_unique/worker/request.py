@@ -181,7 +181,7 @@ class UniqueRequestMixin:
         delivery, task = self.unique_delivery, self.task
         if delivery is None or self.acknowledged or not (delivery.started and task.acks_late):
             return
-        if gate.is_in_canvas(self):  # nor is it known whether that goes on: it runs again
+        if gate.is_in_canvas(self):  # nor is it known whether that continues: it runs again
             return
         try:
             state = delivery.client.unsettled_state(delivery.header)

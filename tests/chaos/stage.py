@@ -33,8 +33,9 @@ from tests.support.worker import REPOSITORY, Pool
 QUEUE = "chaos"
 #: A pause of the machine that long is written down as a fault: nobody renews during it.
 STALL_S = 0.75
-#: For the bodies that run to end; the longest take twice a run lease.
-SHUTDOWN_S = 30.0
+#: For the bodies that run to end; the longest take twice a run lease. A process of a prefork pool
+#: whose last result was not read waits half a minute for that.
+SHUTDOWN_S = 45.0
 
 
 @dataclass(frozen=True)
