@@ -27,7 +27,6 @@ from celery_unique.header import HEADER
 from celery_unique.stores.base import LONGEST_TEXT, Acquired, Claim, LockStore, Push
 
 from . import conflicts
-from .request import connection_given
 from .store_client import AcquireFailed, CallerStoreClient, Wait
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class AtomicPublisher:
 
     def publishes(self, request: PublishRequest) -> bool:
         """Whether this call is published in one act."""
-        policy, options = request.policy, request.options
+        policy = request.policy
         # The ETA of these depends on what they replace, and is part of the message. (A merged call
         # postpones a message that is pushed already.)
         if policy.on_conflict == "replace_except_schedule" or (
@@ -130,8 +129,7 @@ class AtomicPublisher:
             return False
         if request.run is not None or has_receivers():
             return False
-        connection = connection_given(options)
-        return connection is None or _is_redis(connection)
+        return request.connection is None or _is_redis(request.connection)
 
     def publish(self, request: PublishRequest) -> tuple[Acquired | None, Any]:
         """The store's reply, and Celery's result of a call that is published.

@@ -96,7 +96,9 @@ class PublishRequest:
     label: str = ""
     #: The call itself names its queue, not its task or the routes.
     queue_named: bool = False
-    #: The call itself names its broker, which is not the app's.
+    #: The connection of kombu that the call itself names; None for one of the app's.
+    connection: Any = None
+    #: That leads to another broker than the app's.
     other_broker: bool = False
     #: The producer and the result that ``apply_many`` provides.
     batch_options: Mapping[str, Any] = field(default_factory=dict)
@@ -342,7 +344,7 @@ def prepare(
     if parent is not None and parent.id == request.task_id and "retries" in options:
         request.bypasses = _always  # the retry of a task that runs without a lock
     request.queue_named = _names_queue(task, options)
-    connection = connection_given(options)
+    request.connection = connection = _connection_of(options)
     request.other_broker = connection is not None and address_of(connection) != coordinator.broker
     request.awaited = options.get("task_id") is not None or is_in_canvas(options)
     request.policy = policy
@@ -421,7 +423,7 @@ def _names_queue(task: Any, options: Mapping[str, Any]) -> bool:
     return "router" in options and options["router"] is not None
 
 
-def connection_given(options: Mapping[str, Any]) -> Any:
+def _connection_of(options: Mapping[str, Any]) -> Any:
     """The connection of kombu that the call is published through; None for one of the app's."""
     given = options.get("producer") or options.get("publisher")
     return options.get("connection") if given is None else given.connection
