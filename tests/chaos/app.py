@@ -39,12 +39,17 @@ class ChaosFailed(Exception):
 
 
 class NotedRequest(Request):
-    """Tells when a message is acknowledged: what was acknowledged early can be lost."""
+    """Notes when a message is acknowledged, since what was acknowledged early can be lost; and when
+    its task is about to be handed to the pool, after which a revoke may come too late."""
 
     def acknowledge(self) -> None:
         if not self.acknowledged:
             journal.note("ack", id=self.id, worker=CHAOS["role"], pid=self.worker_pid)
         super().acknowledge()
+
+    def revoked(self) -> bool:
+        journal.note("asked", id=self.id, worker=CHAOS["role"])  # the gate comes afterwards
+        return bool(super().revoked())
 
 
 class ChaosTask(Task):
@@ -143,7 +148,14 @@ def _still_mine(task: Task) -> bool | None:
         return None
 
 
-def _body(task: Task, number: int, values: list[str] | None = None, *, retrying: bool) -> int:
+def _body(
+    task: Task,
+    number: int,
+    values: list[str] | None = None,
+    *,
+    retrying: bool,
+    failing: bool = True,
+) -> int:
     facts = _facts(task, number, values)
     journal.note("start", **facts)
     # A few outlive their lease and, on Redis, the visibility timeout.
@@ -152,7 +164,7 @@ def _body(task: Task, number: int, values: list[str] | None = None, *, retrying:
     still_mine = _still_mine(task)
     if retrying and dice.random() < 0.4 and task.request.retries < 3:
         _retry(task, facts, still_mine)
-    failed = dice.random() < 0.1
+    failed = failing and dice.random() < 0.1
     outcome = "failure" if failed else "success"
     journal.note("end", outcome=outcome, still_mine=still_mine, **facts)
     if failed:
@@ -229,6 +241,17 @@ def guarded(self: Task, number: int) -> int:
     return _body(self, number, retrying=False)
 
 
+@app.task(bind=True, unique=True, **LATE)
+def member(self: Task, number: int) -> int:
+    """Of the headers of chords: it never fails, so that their bodies run."""
+    return _body(self, number, retrying=False, failing=False)
+
+
+@app.task(**LATE)
+def chord_body(values: list[int], chord: str) -> None:
+    journal.note("chord_ran", chord=chord, values=values)
+
+
 #: How long the outcome of a call with an idempotency key is kept.
 KEYED_S = 3.0
 TASKS = [
@@ -270,12 +293,19 @@ def _published(sender: Any = None, headers: Any = None, task_id: str = "", **_: 
 def _note_one_act() -> None:
     """Calls that are published in one act are counted, so that a run cannot miss that way."""
     begin_publish: Any = CallerStoreClient.begin_publish
+    publish_many: Any = CallerStoreClient.publish_many
 
     def noted(self: Any, *arguments: Any) -> Any:
         journal.note("one_act", pid=os.getpid())
         return begin_publish(self, *arguments)
 
+    def each_noted(self: Any, pushes: Any, *arguments: Any) -> Any:
+        for _ in pushes:
+            journal.note("one_act", pid=os.getpid())
+        return publish_many(self, pushes, *arguments)
+
     CallerStoreClient.begin_publish = noted  # type: ignore[method-assign]
+    CallerStoreClient.publish_many = each_noted  # type: ignore[method-assign]
 
 
 # A receiver of Celery's signal makes every call of its process take two steps. The library's own

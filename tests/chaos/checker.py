@@ -16,7 +16,7 @@ from itertools import pairwise
 from tests.chaos.journal import Event, read
 from tests.chaos.reasons import AFTERMATH_S, UNAVAILABLE, Reasons, hits
 from tests.chaos.report import Finding, Report
-from tests.chaos.story import CONFLICT, SUPERSEDING, Call, Fault, Run, Story, is_late
+from tests.chaos.story import CONFLICT, SUPERSEDING, Call, Chord, Fault, Run, Story, is_late
 
 #: As in the app, which cannot be imported without its settings.
 KEYED, KEYED_S = "tests.chaos.app.keyed", 3.0
@@ -35,7 +35,9 @@ class Checker:
         return [
             *self._lost(),
             *self._swallowed(),
+            *self._chords(),
             *self._merged(),
+            *self._revoked(),
             *self._superseded(),
             *self._overlaps(),
             *self._lapses(),
@@ -48,13 +50,14 @@ class Checker:
 
     def _lost(self) -> Iterator[Finding]:
         complete = {run.id for run in self.story.runs if run.complete}
-        told: dict[str, Call] = {}
+        told: dict[str, list[Call]] = defaultdict(list)
         for call in self.story.calls:
             # A rejection promises nothing.
             if call.returned is not None and call.id not in complete and call.outcome != "rejected":
-                told.setdefault(call.id, call)
-        for task_id, call in told.items():
-            if self._is_superseded(call):
+                told[call.id].append(call)
+        for task_id, calls in told.items():
+            calls = [call for call in calls if not self._is_revoked(call)]
+            if not calls or self._is_superseded(call := calls[0]):
                 continue
             what, why = self._why_lost(call)
             says = f"task {task_id} was accepted ({call.outcome}) and never ran to its end"
@@ -74,8 +77,26 @@ class Checker:
                 return False
         return False
 
+    def _is_revoked(self, call: Call) -> bool:
+        """Whether its task was revoked after the call, or while it ran: then the call shares its
+        end. A task that waited has no key when its revoke has returned."""
+        story = self.story
+        return any(
+            revoke.returned is None
+            or call.began < revoke.returned
+            or any(story.asked(run) < revoke.returned for run in story.runs_of[call.id])
+            for revoke in story.revokes_of[call.id]
+        )
+
     def _why_lost(self, call: Call) -> tuple[str, str]:
         story, task_id = self.story, call.id
+        for revoke in story.revokes_of[task_id]:
+            why = self.reasons.not_cancelled(revoke)
+            # Its mark was dropped with the record: a worker that has started since begins it anew,
+            # and one that was there when it was revoked drops it in the end.
+            why = why or self.reasons.evicted(call.key, revoke.began, call.began)
+            if why := why or self._failed_over(revoke.began, call.began):
+                return "swallowed", why
         if why := self._evicted_while_parked(call):
             return "lost with record", why
         if not is_late(call.key):
@@ -140,6 +161,34 @@ class Checker:
         elif received and any(story.kills(received[-1]["pid"], received[-1]["t"])):
             yield received[-1]["t"] + story.settings["visibility"] + 0.5, "delivered again"
 
+    # -- the bodies of chords ---------------------------------------------------------------
+
+    def _chords(self) -> Iterator[Finding]:
+        """Its members never fail and are not revoked: the body of a chord that was called runs."""
+        ran = {event["chord"] for event in self.story.by_what["chord_ran"]}
+        for chord in self.story.chords:
+            if chord.chord in ran:
+                continue
+            says = f"the body of chord {chord.chord} with the members {chord.members} never ran"
+            what, why = self._why_no_body(chord)
+            yield Finding(what, chord.keys[0], chord.began, says, why)
+
+    def _why_no_body(self, chord: Chord) -> tuple[str, str]:
+        for task_id in (*chord.members, chord.body):
+            if reason := self._lost_by_broker(task_id):
+                return reason
+        # Followers are in the record of their key, and nowhere else.
+        ended = max(
+            (run.over for run in self.story.runs if run.key in chord.keys and run.complete),
+            default=chord.began,
+        )
+        for key in chord.keys:
+            if why := self.reasons.evicted(key, chord.began, ended):
+                return "lost with record", why
+        if why := self._failed_over(chord.began, ended):
+            return "lost with record", why
+        return "lost", ""
+
     # -- values of calls that were merged ---------------------------------------------------
 
     def _merged(self) -> Iterator[Finding]:
@@ -170,6 +219,22 @@ class Checker:
         first = min(run.start for run in runs)
         merged = call.outcome == "merged"
         return self.reasons.evicted(call.key, call.began, first) if merged else ""
+
+    # -- revoked tasks that run nevertheless ------------------------------------------------
+
+    def _revoked(self) -> Iterator[Finding]:
+        for task_id, revokes in self.story.revokes_of.items():
+            runs = self.story.runs_of[task_id]
+            if not runs:
+                continue
+            first = min(runs, key=lambda run: run.start)
+            for revoke in revokes:
+                # Its worker asked the store afterwards: before, it may have passed its gate.
+                if revoke.returned is not None and self.story.asked(first) > revoke.returned:
+                    says = f"task {task_id} was revoked while it waited, and began afterwards"
+                    why = self.reasons.not_cancelled(revoke) or self._why_began(first)
+                    yield Finding("revoked", first.key, first.start, says, why)
+                    break
 
     # -- superseded tasks that run nevertheless ---------------------------------------------
 
@@ -320,12 +385,23 @@ class Checker:
             run = self._run_at(event) or self._let_in(event)
             key = self.story.key_of.get(event["id"], "")
             says = f"task {event['id']} on {event['worker']}: {event['reason']}"
-            why = self._why_lapsed(run, event["t"]) if run else ""
+            why = self._why_lapsed(run, event["t"]) if run else self._why_forgotten(event)
             yield Finding("lapsed", key, event["t"], says, why)
         for run in self.story.runs:
             if run.still_mine is False and run.end is not None:
                 says = f"task {run.id} on {run.worker} ended and its lock was not its own"
                 yield Finding("lapsed", run.key, run.end, says, self._why_lapsed(run, run.end))
+
+    def _why_forgotten(self, event: Event) -> str:
+        """Why the store lost a follower, which no worker has received."""
+        key, born = self.story.key_of.get(event["id"], ""), self.story.admitted(event["id"])
+        return self.reasons.evicted(key, born, event["t"]) or self._failed_over(born, event["t"])
+
+    def _failed_over(self, since: float, until: float) -> str:
+        """Whether a replica may have lacked what the primary had: a server alone loses nothing."""
+        if self.story.settings["store"] not in ("sentinel", "cluster"):
+            return ""
+        return self.reasons.store_restarted(since - 1, until)
 
     def _run_at(self, event: Event) -> Run | None:
         """The run that a signal is about; the signal may come before the body and after it."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from tests.chaos.journal import Event
 from tests.chaos.stage import WORKERS
-from tests.chaos.story import Fault, Run, Story
+from tests.chaos.story import Fault, Revoke, Run, Story
 
 #: What keeps everybody from the store: it replies to nobody, or refuses what it is asked to write.
 UNAVAILABLE = ("store restarted", "out of memory", "disk full")
@@ -126,6 +126,20 @@ class Reasons:
             return fault.target == run.worker and fault.link in ("store", "both")
 
         return self.find(run.over - AFTERMATH_S, run.over, no_store, "the circuit was open")
+
+    def not_cancelled(self, revoke: Revoke) -> str:
+        """Why a revoke did not reach the store: it returns nevertheless, and the workers have it
+        until they end."""
+        if revoke.returned is None:
+            return ""
+
+        def no_store(fault: Fault) -> bool:
+            if fault.kind in (*UNAVAILABLE, "machine stalled"):
+                return True
+            return fault.link in ("store", "both") and fault.target == "producers"
+
+        since = revoke.began - AFTERMATH_S
+        return self.find(since, revoke.returned, no_store, "its revoke did not reach the store")
 
     # -- messages that come back -------------------------------------------------
 

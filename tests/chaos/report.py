@@ -29,6 +29,7 @@ MUST_BE_ZERO = {
     "swallowed": ("swallowed",),
     "two at once": ("overlap",),
     "superseded": ("superseded",),
+    "revoked": ("revoked",),
     "lapsed": ("lapsed",),
     "ran twice": ("twice",),
     "left over": ("left", "unended", "unhandled", "stuck"),
@@ -41,6 +42,7 @@ EXPLAINED = {
     "swallowed": ("swallowed",),
     "lapsed": ("lapsed",),
     "duplicates": ("overlap", "twice", "superseded"),
+    "revoked": ("revoked",),
 }
 
 
@@ -84,6 +86,8 @@ class Report:
             f"run lease {settings['run_lease']:g} s, "
             f"queue lease {settings['queue_lease']:g} s, {len(self.story.calls)} calls, "
             f"{len(self.story.by_what['one_act'])} of them asked to publish in one act, "
+            f"{sum(len(event['calls']) for event in self.story.by_what['many'])} by apply_many, "
+            f"{len(self.story.chords)} chords, {len(self.story.by_what['revoked'])} revokes, "
             f"{len(self.story.runs)} runs"
         )
 

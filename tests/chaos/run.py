@@ -128,6 +128,9 @@ def _end(stage: Stage) -> None:
     stage.journal.note("drained", ok=drained, waiting=stage.messages_waiting())
     # With the workers still there: one that renews what it does not hold is found out.
     _watch_locks(stage)
+    # A follower of a task that was lost is published when its lock has lapsed, and may be the last
+    # member of a chord.
+    stage.drain(plan.run_lease)
     stage.stop_workers()
     stage.journal.note("ended", waiting=stage.messages_waiting())
 

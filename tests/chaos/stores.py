@@ -34,7 +34,8 @@ RECORDS = """
 local found = {}
 for _, name in ipairs(redis.call('KEYS', 'cu:{*}:*')) do
     for _, field in ipairs(redis.call('HKEYS', name)) do
-        if string.sub(field, 1, 2) == 't:' then
+        local kind = string.sub(field, 1, 2)
+        if kind == 't:' or kind == 'm:' then
             found[#found + 1] = {name, string.sub(field, 3)}
         end
     end
@@ -203,7 +204,7 @@ class OneServer:
 
 
 def _ids(found: list[list[bytes]]) -> dict[str, str]:
-    """Record -> the id of one of its tasks, which tells whose it is."""
+    """Record -> the id of one of its tasks or marks, which tells whose it is."""
     return {name.decode(): task_id.decode() for name, task_id in found}
 
 

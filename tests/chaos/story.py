@@ -11,6 +11,8 @@ from tests.chaos.journal import Event
 
 COMPLETE = ("success", "failure")
 DUPLICATE = "deduplicated"
+#: The task of the members of chords.
+MEMBER = "tests.chaos.app.member"
 #: What a call gets that another task prevents.
 CONFLICT = (DUPLICATE, "rejected")
 #: What a call gets that takes the place of tasks that have not started.
@@ -91,6 +93,24 @@ class Call:
     value: str = ""  # that the call adds to what is merged
 
 
+@dataclass
+class Revoke:
+    id: str
+    began: float
+    returned: float | None = None  # None: it raised, or its process died in it
+
+
+@dataclass
+class Chord:
+    """One that was called: its body must run."""
+
+    chord: str
+    keys: tuple[str, ...]  # of its members
+    members: tuple[str, ...]
+    body: str
+    began: float
+
+
 class Story:
     """The journal, put together: calls, runs and faults."""
 
@@ -111,7 +131,16 @@ class Story:
         self.calls_of: dict[str, list[Call]] = defaultdict(list)
         for call in self.calls:
             self.calls_of[call.key].append(call)
+        self.chords = self._chords()
+        self.revokes_of: dict[str, list[Revoke]] = defaultdict(list)
+        for revoke in self._revokes():
+            self.revokes_of[revoke.id].append(revoke)
         self.key_of = {run.id: run.key for run in self.runs}
+        self.key_of |= {
+            task_id: key
+            for chord in self.chords
+            for task_id, key in zip(chord.members, chord.keys, strict=True)
+        }
         self.key_of |= {call.id: call.key for call in self.calls if call.id}
 
     def _calls(self) -> list[Call]:
@@ -130,6 +159,26 @@ class Story:
         for event in self.by_what["refused"]:
             calls[event["call"]].outcome = "refused"
         return list(calls.values())
+
+    def _chords(self) -> list[Chord]:
+        began = {event["chord"]: event["t"] for event in self.by_what["chord"]}
+        return [
+            Chord(
+                event["chord"],
+                tuple(f"{MEMBER}({argument})" for argument in event["args"]),
+                tuple(event["members"]),
+                event["body"],
+                began[event["chord"]],
+            )
+            for event in self.by_what["chord_called"]
+        ]
+
+    def _revokes(self) -> list[Revoke]:
+        returned = {event["revoke"]: event["t"] for event in self.by_what["revoked"]}
+        return [
+            Revoke(event["id"], event["t"], returned.get(event["revoke"]))
+            for event in self.by_what["revoke"]
+        ]
 
     def _runs(self) -> list[Run]:
         runs: list[Run] = []
@@ -172,6 +221,11 @@ class Story:
                 found[event["what"]][event["id"]].append(event)
         return found
 
+    def asked(self, run: Run) -> float:
+        """When its worker was about to pass it to the pool: its start in the store came later."""
+        times = [e["t"] for e in self.of_id("asked", run.id) if e["worker"] == run.worker]
+        return max((t for t in times if t <= run.start), default=run.start)
+
     def received(self, run: Run) -> float:
         """When the worker got the message of this run."""
         times = [e["t"] for e in self.of_id("received", run.id) if e["delivery"] == run.delivery]
@@ -179,14 +233,24 @@ class Story:
 
     def born(self, task_id: str) -> float:
         """When the call began that published this id first."""
-        times = [c.began for c in self.calls if c.id == task_id and c.outcome not in CONFLICT]
         published = [e["t"] - 1.0 for e in self.of_id("published", task_id)[:1]]
-        return min([*times, *published], default=0.0)
+        return min([*self._admissions.get(task_id, ()), *published], default=0.0)
 
     def admitted(self, task_id: str) -> float:
         """As `born`, but exact where the call was noted."""
-        times = [c.began for c in self.calls if c.id == task_id and c.outcome not in CONFLICT]
-        return min(times) if times else self.born(task_id)
+        return min(self._admissions.get(task_id, ()), default=self.born(task_id))
+
+    @cached_property
+    def _admissions(self) -> dict[str, list[float]]:
+        """When the calls began that were given this id."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for call in self.calls:
+            if call.outcome not in CONFLICT:
+                found[call.id].append(call.began)
+        for chord in self.chords:
+            for task_id in chord.members:
+                found[task_id].append(chord.began)
+        return found
 
     def store_ahead(self, since: float, until: float) -> float:
         """How much longer than this time it was for the store, whose clock jumped meanwhile."""

@@ -24,6 +24,7 @@ EARLY = "tests.chaos.app.early"
 LATE = "tests.chaos.app.late"
 REPLACING = "tests.chaos.app.replacing"
 KEYED = "tests.chaos.app.keyed"
+MEMBER = "tests.chaos.app.member"
 MERGING = "tests.chaos.app.merging"
 QUEUEING = "tests.chaos.app.queueing"
 #: A run with fewer has shown little.
@@ -53,6 +54,8 @@ def test_nothing_is_lost_doubled_or_stuck_under_faults(broker, tmp_path):
     created = sum(call.outcome == "created" for call in report.story.calls)
     in_one_act = len(report.story.by_what["one_act"])
     assert in_one_act >= created if broker == "one redis" else in_one_act == 0
+    done = report.story.by_what
+    assert all(done[what] for what in ("many", "chord_ran", "revoked"))
     assert len(kinds) >= 8
     assert {"none", *(fault.kind for fault in report.story.faults)} >= {*kinds}
     evictions = [e for e in report.story.by_what["fault"] if e["fault"] == "evicted"]
@@ -168,6 +171,24 @@ class Scene:
         if outcome in ("created", "replaced", "rerun"):
             self._note("published", t + 0.01, id=task_id, role="p1", pid=1)
         self._note("called", returned or t + 0.02, id=task_id, outcome=outcome, **facts)
+
+    def revoked(self, t: float, task_id: str, *, returned: float | None = None) -> None:
+        self._calls += 1
+        facts = {"revoke": f"p1/1/{self._calls}", "id": task_id, "pid": 1}
+        self._note("revoke", t, **facts)
+        if returned is not None:
+            self._note("revoked", returned, **facts)
+
+    def asked(self, t: float, task_id: str, worker: str = "w1") -> None:
+        self._note("asked", t, id=task_id, worker=worker)
+
+    def chord(self, t: float, *members: str) -> None:
+        facts = {"chord": "p1/1/c", "args": [1] * len(members), "pid": 1}
+        self._note("chord", t, **facts)
+        self._note("chord_called", t + 0.02, members=members, body="body", **facts)
+
+    def chord_ran(self, t: float) -> None:
+        self._note("chord_ran", t, chord="p1/1/c", values=[1, 1])
 
     def died_in_call(self, t: float) -> None:
         self._calls += 1
@@ -394,6 +415,169 @@ def test_a_merged_value_in_two_tasks_is_found():
     scene.ran(4, 4.2, "b", values=["2", "3"])
 
     assert scene.violations() == ["twice"]
+
+
+# -- several calls at once
+
+
+def test_each_call_of_apply_many_is_a_call_like_others(scene):
+    scene.call(1, "a", returned=1.5)
+    scene.call(1, "b", returned=1.5)
+    scene.call(1, "a", returned=1.5, outcome="deduplicated")
+    scene.ran(1.6, 1.8, "a")
+    assert scene.violations() == ["lost"]
+
+    scene.ran(1.9, 2.1, "b")
+
+    assert scene.violations() == []
+
+
+# -- chords
+
+
+def test_the_body_of_a_chord_runs_whose_members_are_duplicates():
+    scene = Scene(task=MEMBER)
+    scene.chord(1, "a", "follower")
+    scene.ran(1.2, 1.4, "a")
+    assert scene.violations() == ["lost"]
+
+    scene.chord_ran(1.6)
+
+    assert scene.violations() == []
+
+
+def test_a_chord_whose_call_raised_promises_nothing():
+    scene = Scene(task=MEMBER)
+    scene._note("chord", 1, chord="p1/1/c", args=[1, 1], pid=1)
+
+    assert scene.violations() == []
+
+
+def test_a_member_that_redis_gave_to_a_dying_worker_keeps_its_chord_waiting():
+    scene = Scene(broker="redis", task=MEMBER)
+    scene.chord(1, "a", "b")
+    scene._note("published", 1.01, id="a", role="p1", pid=1)
+    assert scene.violations() == ["lost"]
+
+    scene.fault("worker killed", 1.1, 1.2, "w1", pids=[10])
+
+    assert scene.violations() == []
+    assert scene.explained() == ["lost by broker"]
+
+
+def test_the_followers_of_an_evicted_record_are_lost_with_it():
+    scene = Scene(task=MEMBER)
+    scene.chord(1, "a", "follower")
+    scene.ran(1.2, 4, "a")
+    scene.lost(3, "follower", reason="the lock store lost this follower of task a")
+    assert scene.violations() == ["lost", "lapsed"]
+
+    scene.fault("evicted", 2, 2.05, evicted=["cu:{1}:k"], **EVICTED)
+
+    assert scene.violations() == []
+    assert scene.explained() == ["lost with record", "lapsed"]
+
+
+@pytest.mark.parametrize(("store", "found"), [("redis", ["lost"]), ("cluster", [])])
+def test_only_a_failover_loses_followers(store, found):
+    scene = Scene(task=MEMBER)
+    scene.events[0]["store"] = store
+    scene.chord(1, "a", "follower")
+    scene.ran(1.2, 4, "a")
+    scene.fault("store restarted", 2, 2.5)
+
+    assert scene.violations() == found
+
+
+# -- revoked
+
+
+def test_a_revoked_task_need_not_run_nor_do_its_duplicates(scene):
+    scene.call(1, "a")
+    scene.call(1.1, "a", outcome="deduplicated")
+    scene.revoked(2, "a", returned=2.1)
+
+    assert scene.violations() == []
+
+
+def test_a_revoke_whose_caller_died_may_have_been_done(scene):
+    scene.call(1, "a")
+    scene.revoked(2, "a")
+
+    assert scene.violations() == []
+
+
+def test_the_revoke_of_another_task_explains_no_loss(scene):
+    scene.call(1, "a")
+    scene.revoked(2, "b", returned=2.1)
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_revoked_task_that_begins_afterwards_is_found(scene):
+    scene.call(1, "a")
+    scene.revoked(2, "a", returned=2.1)
+    scene.asked(2.5, "a")
+    scene.ran(2.6, 2.8, "a")
+
+    assert scene.violations() == ["revoked"]
+
+
+def test_a_task_that_passed_its_gate_before_its_revoke_may_begin_later(scene):
+    scene.call(1, "a")
+    scene.asked(2.05, "a")
+    scene.revoked(2, "a", returned=2.1)
+    scene.ran(4, 4.2, "a")
+
+    assert scene.violations() == []
+
+
+def test_a_retry_of_a_task_that_was_revoked_while_it_ran_may_be_dropped():
+    scene = Scene(task="tests.chaos.app.late_retrying")
+    scene.call(1, "a")
+    scene.ran(1.2, 1.8, "a", outcome="retry")
+    scene.revoked(1.5, "a", returned=1.6)
+    scene.call(1.7, "a", outcome="deduplicated")
+
+    assert scene.violations() == []
+
+
+def test_a_duplicate_of_a_task_whose_revoke_has_returned_is_lost(scene):
+    scene.call(1, "a")
+    scene.revoked(2, "a", returned=2.1)
+    scene.call(2.2, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["lost"]
+
+
+def test_a_revoke_is_forgotten_with_the_record_that_has_its_mark(scene):
+    scene.call(1, "a")
+    scene.revoked(2, "a", returned=2.1)
+    scene.call(4, "a", outcome="deduplicated")
+    assert scene.violations() == ["lost"]
+
+    scene.fault("evicted", 3, 3.1, evicted=["cu:{1}:k"], **EVICTED)
+
+    assert scene.violations() == []
+    assert scene.explained() == ["swallowed"]
+
+
+def test_a_revoke_may_miss_a_store_that_its_caller_cannot_reach(scene):
+    scene.call(1, "a")
+    scene.call(1.1, "b")
+    scene.fault("connection cut", 1.5, 2.5, "producers", link="store", mode="cut")
+    scene.revoked(2, "a", returned=2.1)
+    scene.ran(3, 3.2, "a")
+    scene.revoked(2, "b", returned=2.1)
+    scene.call(4, "b", outcome="deduplicated")
+    assert scene.violations() == []
+    assert scene.explained() == ["revoked", "swallowed"]
+
+    scene.call(9, "c")
+    scene.revoked(10, "c", returned=10.1)
+    scene.ran(11, 11.2, "c")
+
+    assert scene.violations() == ["revoked"]
 
 
 # -- superseded
