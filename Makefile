@@ -53,8 +53,10 @@ SEED ?=
 BROKER ?=
 STORE ?=
 FAULT ?=
-# How long make soak begins runs: make soak HOURS=8 STORE=redis FAULT=none
+# How long make soak begins runs, and how many minutes each takes if not three: make soak HOURS=8
+# MINUTES_EACH=10 STORE=redis FAULT=none
 HOURS ?= 1
+MINUTES_EACH ?=
 # How many acts make prove plays on each store; make test plays a few thousand.
 ACTS ?= 100000
 # How many seeds make simulate tries; make test tries a few hundred. One alone: make simulate SEED=7
@@ -150,8 +152,8 @@ chaos: services .venv/.installed-dev ## Twenty minutes of kills, stops, restarts
 	    $(if $(PREVIOUS),--previous $(filter-out pinned,$(PREVIOUS)))
 
 soak: services .venv/.installed-dev ## Lost and duplicated calls per million, by fault and store, for HOURS; adds to docs/explanation/evidence.md
-	$(BIN)/python -m tests.chaos.soak --hours $(HOURS) $(if $(SEED),--seed $(SEED)) \
-	    $(if $(STORE),--store $(STORE)) $(if $(FAULT),--fault "$(FAULT)")
+	$(BIN)/python -m tests.chaos.soak --hours $(HOURS) $(if $(MINUTES_EACH),--minutes $(MINUTES_EACH)) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE)) $(if $(FAULT),--fault "$(FAULT)")
 
 prove: services .venv/.installed-dev ## Every interleaving of the specification, 100,000 concurrent acts on each store, and a producer killed at every system call
 	CELERY_UNIQUE_KILLS=0 CELERY_UNIQUE_PROVE=1 CELERY_UNIQUE_ACTS=$(ACTS) $(BIN)/python -m pytest -v \

@@ -39,10 +39,15 @@ from tests.chaos.evidence import (
     write_page,
 )
 from tests.chaos.faults import kinds_of
+from tests.chaos.previous import PREVIOUS, previous_release
 from tests.chaos.report import Report
 
 #: Broker, store and fault of a run.
 Cell = tuple[str, str, str]
+#: Callers and workers of this release and of the previous one; one that is killed is followed by one
+#: of the other.
+MIXED = "mixed versions"
+MIXED_KINDS = [NONE, "worker killed", "producer killed"]
 LOST = ("lost", "swallowed")
 DUPLICATED = ("overlap", "superseded", "twice")
 LOST_WITH_REASON = (*LOST, "lost by broker", "lost with record")
@@ -93,7 +98,7 @@ def all_cells() -> list[Cell]:
     return [
         (broker, store, fault)
         for broker, store in chaos.SETUPS
-        for fault in kinds_of(chaos.plan_of(broker, store))
+        for fault in (*kinds_of(chaos.plan_of(broker, store)), MIXED)
         # The messages of a run without faults are in Redis: the brokers are compared elsewhere.
         if fault != NONE or broker != "rabbitmq"
     ]
@@ -124,8 +129,10 @@ def _soak(cell: Cell, commit: str, seed: int, seconds: float, directory: Path) -
     if fault == NONE:
         counted = _without(broker, store, seed, seconds, directory)
     else:
-        plan = replace(chaos.plan_of(broker, store), seed=seed)
-        report = chaos.run(plan, directory, seconds, 10.0, [fault])
+        previous = str(previous_release(PREVIOUS, directory)) if fault == MIXED else ""
+        plan = replace(chaos.plan_of(broker, store), seed=seed, previous=previous)
+        kinds = MIXED_KINDS if fault == MIXED else [fault]
+        report = chaos.run(plan, directory, seconds, 10.0, kinds)
         (directory / "report.txt").write_text(report.text())
         if not report.passed:
             print(report.text(), flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from tests.chaos import rate, soak
 from tests.chaos.checker import check
 from tests.chaos.evidence import NONE, Soaked, read_history, tables, upper_bound, write_history
 from tests.chaos.rate import Account, account
-from tests.chaos.soak import all_cells, counts, next_cell
+from tests.chaos.run import SETUPS
+from tests.chaos.soak import MIXED, all_cells, counts, next_cell
+from tests.chaos.stage import Plan
 
 KEY = "early(1)"
 
@@ -142,6 +146,25 @@ def test_every_fault_is_soaked_on_some_store():
     found = {fault for _, _, fault in all_cells()}
 
     assert found >= {NONE, "worker killed", "clock jumped", "evicted", "partition", "slots moved"}
+
+
+def test_two_releases_are_soaked_side_by_side_on_every_store(tmp_path, monkeypatch):
+    played: list[tuple[str, list[str]]] = []
+
+    def run(plan: Plan, directory: Path, seconds: float, episode_s: float, kinds: list[str]) -> Any:
+        played.append((plan.previous, kinds))
+        return check([{"t": 0, "what": "settings", "clock_offset": 0, **asdict(plan)}])
+
+    monkeypatch.setattr(soak.chaos, "run", run)
+    mixed = [cell for cell in all_cells() if cell[2] == MIXED]
+    assert {(broker, store) for broker, store, _ in mixed} == {*SETUPS}
+
+    done = soak._soak(mixed[0], "abc", 1, 60, tmp_path)
+
+    assert done.fault == MIXED
+    [(previous, kinds)] = played
+    assert (Path(previous) / "celery_unique" / "__init__.py").exists()
+    assert {NONE, "worker killed", "producer killed"} == {*kinds}
 
 
 def test_a_store_that_has_not_that_fault_is_an_error(capsys):
