@@ -9,6 +9,7 @@ happen, and each fault that a scenario allows can happen at any point.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from celery_unique.stores.base import Acquired, Claim, Finish, Held, Orphan, Start, Started
@@ -91,6 +92,8 @@ class Protocol:
         self.scenario = scenario
         self.store = Store(store_class)
         self._without = without
+        #: In how many states each sentence was checked.
+        self.checked: Counter[str] = Counter()
 
     def follows(self, rule: str) -> bool:
         return rule != self._without
@@ -115,9 +118,11 @@ class Protocol:
         return world.key()
 
     def violation(self, world: World) -> str:
+        self.checked.update(invariants.checked(self.scenario, world))
         return invariants.violation(self.scenario, world)
 
     def final_violation(self, world: World) -> str:
+        self.checked.update(invariants.OF_AN_END)
         return invariants.final_violation(self.scenario, world)
 
     def steps(self, world: World) -> Iterator[Step]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from celery_unique.stores.base import Holder
 
 from .world import BEGAN, LAST_TICK, RUN_LEASE, TICK, UNTIL_DONE, Ghost, Scenario, World
@@ -109,6 +111,38 @@ def violation(scenario: Scenario, world: World) -> str:
             if long and task_id not in waiting:
                 return f"free soon: {task_id} would hold the key for longer than a run lease"
     return ""
+
+
+def checked(scenario: Scenario, world: World) -> Iterator[str]:
+    """The sentences that say something of this state, and are not suspended in it."""
+    ghost = world.ghost
+    bodies = [run for worker in world.workers for run in worker.runs if run.at == "body"]
+    strategies = {call.strategy for call in scenario.calls}
+    says = {
+        "free soon": not scenario.late and any(t.running for t in world.record.tasks.values()),
+        "admission": bodies and all(_excludes(call.states) for call in scenario.calls),
+        "one delivery": bodies,
+        "once": any(ghost.ends),
+        "live delivery": any(not run.stalled for run in bodies),
+        "superseded": any(by >= 0 for by in ghost.superseded_by),
+        "raised": ghost.raised,
+        "revoked": ghost.revoked,
+        "token": any(ghost.starts),
+        "result seen": any(call.after_result in ghost.results for call in scenario.calls),
+        "own successor": any(
+            run.task_id == call.in_body_of for call in scenario.calls for run in bodies
+        ),
+        "one outcome": ghost.completed,
+        "in order": "queue" in strategies and ghost.parked,
+        "lane": world.record.parked and any(call.max_queue for call in scenario.calls),
+        "values": "merge" in strategies and ghost.ran_with,
+        "unmerged": ghost.unmerged,
+    }
+    return (name for name, does in says.items() if does and name not in ghost.excused)
+
+
+#: Those that are read off a state in which nothing can happen any more.
+OF_AN_END = ("nothing is lost", "nothing is stuck")
 
 
 def _excludes(states: str) -> bool:

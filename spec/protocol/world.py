@@ -6,6 +6,7 @@ renews its leases once; what lapses does so at a tick, and never in between.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -238,7 +239,8 @@ class Store:
 
     def __init__(self, store_class: type[MemoryStore] = MemoryStore) -> None:
         self._store: Any = type("ModelStore", (WithModelClock, store_class), {})()
-        self.acts: set[str] = set()
+        #: How often each act had each kind of reply.
+        self.acts: Counter[str] = Counter()
 
     def act(self, world: World, act: str, *given: Any) -> tuple[World, Any]:
         """The world that the act leaves, and its reply."""
@@ -253,7 +255,7 @@ class Store:
         due = store._due.get(KEY)
         if record.following is not None and due is not None:
             record.following.due_at = due
-        self.acts.add(f"{act}: {_kind(reply)}")
+        self.acts[f"{act}: {_kind(reply)}"] += 1
         previous = world.record if world.previous is not None else None
         return world.but(record=record, previous=previous), reply
 

@@ -44,8 +44,8 @@ from tests.chaos.report import Report
 
 #: Broker, store and fault of a run.
 Cell = tuple[str, str, str]
-#: Callers and workers of this release and of the previous one; one that is killed is followed by one
-#: of the other.
+#: Callers and workers of this release and of the previous one. One that is killed is followed by
+#: one of the other.
 MIXED = "mixed versions"
 MIXED_KINDS = [NONE, "worker killed", "producer killed"]
 LOST = ("lost", "swallowed")

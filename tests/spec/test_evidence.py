@@ -8,6 +8,7 @@ from spec.mutants.run import ROOT, mutants
 from spec.protocol.invariants import as_table
 from spec.protocol.scenarios import SCENARIOS, SHORT
 from tests.chaos.evidence import MARKED, filled, read_history
+from tests.spec.rules_left_out import COUNTEREXAMPLES, NOT_NEEDED
 from tests.spec.test_publishing import SCENARIOS as PUBLISHING
 
 PAGE = (ROOT / "docs" / "explanation" / "evidence.md").read_text(encoding="utf-8")
@@ -29,6 +30,13 @@ def test_the_numbers_of_scenarios_and_mutants_are_right():
     assert f"for {len(SCENARIOS)} scenarios of one key" in README
     assert f"every order of {len(PUBLISHING)} scenarios" in README
     assert f"{len(mutants())} patches" in README
+
+
+def test_the_numbers_of_rules_are_right():
+    caught, others = len(COUNTEREXAMPLES), len(NOT_NEEDED)
+
+    said = f"Without {caught} of the {caught + others} rules a sentence is violated; without the"
+    assert f"{said} other {others} none is." in PAGE
 
 
 def test_there_are_scenarios_of_everything_that_the_protocol_has():
