@@ -5,7 +5,8 @@ it can, all on the same keys, ids and deliveries, so that nearly every act meets
 Between two phases all stand still, and the store's clock moves on by an hour: leases, windows, ETAs
 and claims lapse there, and the acts of the next phase race for what they left.
 
-Half of the keys have lanes and merged calls beside everything else.
+Half of the keys have lanes and merged calls beside everything else; on one in four, most calls
+follow another one whose holder dies.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ HOUR = 3_600_000
 LEASES = (HOUR // 2, HOUR // 2, 3 * HOUR // 2, 5 * HOUR // 2)
 DELAYS = (0, 0, 0, 5 * HOUR // 4)
 PHASES = 4
-KEYS = 4
+#: What is played on each key of a round, which is the last letter of its name.
+ANY, COLLECTS, FOLLOWS = "0", "1", "2"
+KINDS = (ANY, COLLECTS, FOLLOWS, COLLECTS)
+KEYS = len(KINDS)
 IDS = tuple("abcde")
 DELIVERIES = ("d1", "d2", "d3")
 REAPERS = ("r1", "r2")
@@ -105,6 +109,18 @@ COLLECTING_WEIGHTS = {
     "unmerge": 4,
     "parked": 3,
 }
+#: On a key whose calls follow others: few tasks start, so that most holders die.
+FOLLOWING_WEIGHTS = {
+    **WEIGHTS,
+    "acquire": 40,
+    "start": 4,
+    "cancel": 1,
+    "give_back": 1,
+    "finish": 4,
+    "complete_follower": 1,
+    "reap": 20,
+    "followers": 6,
+}
 CALLING = {"finish", "reap"}
 FIRE_AND_FORGET = {"confirm", "retry", "settle", "forget"}
 
@@ -145,7 +161,14 @@ class Player:
         self._unfinished: list[tuple[str, str, tuple[Any, ...], int, int]] = []
         self._number = 0
         self._last_token = 0
-        self._weights = {False: dict(WEIGHTS), True: dict(COLLECTING_WEIGHTS)}
+        self._weights = {
+            kind: dict(weights)
+            for kind, weights in (
+                (ANY, WEIGHTS),
+                (COLLECTS, COLLECTING_WEIGHTS),
+                (FOLLOWS, FOLLOWING_WEIGHTS),
+            )
+        }
         if not hasattr(store, "begin_publish") or hasattr(store, "shard_of"):
             # Not the broker's server; of a cluster, the queue is on another one.
             for acts in self._weights.values():
@@ -154,7 +177,7 @@ class Player:
     def play(self, keys: list[str], number: int, phase_ms: int) -> None:
         for _ in range(number):
             key = self._rng.choice(keys)
-            weights = self._weights[collects(key)]
+            weights = self._weights[key[-1]]
             act = self._rng.choices(list(weights), list(weights.values()))[0]
             self._play(key, act, getattr(self, f"_{act}")(key), phase_ms)
             if act in FIRE_AND_FORGET and self._rng.random() < 0.5:
@@ -177,6 +200,13 @@ class Player:
         if (act == "promote" and reply == "publish") or (act in CALLING and calls(reply)):
             # Their moment of creation is seen before much depends on it.
             self._play(key, "read", (), phase_ms)
+        if act == "promote" and reply == "publish":  # the others follow it
+            self._play(key, "followers", (given[0],), phase_ms)
+        if act == "reap":  # its reaper promotes what it was given, and most claims lapse otherwise
+            for orphan in reply:
+                if orphan.called is None and self._chance(0.7):
+                    promoted = (orphan.follower_id, given[0], HOUR // 2, self._lease())
+                    self._play(key, "promote", promoted, phase_ms)
         if isinstance(reply, Acquired) and reply.outcome == "merged" and self._chance(0.6):
             self._play(key, "unmerge", (given[0].task_id,), phase_ms)  # as by a call that raises
 
@@ -246,6 +276,9 @@ class Player:
             "canvas": self._chance(0.1),
         }
         given |= fields
+        if follows(key):
+            given["join"] = f"message of {task_id}" if self._chance(0.8) else ""
+            given["on_conflict"] = "ignore"
         if collects(key) and self._chance(0.75):
             given["on_conflict"] = self._rng.choice(COLLECTING)
             given["limit"] = self._rng.choice((1, 1, 2))
@@ -488,12 +521,17 @@ def _schedule(plan: Plan) -> Iterator[tuple[list[str], int]]:
 
 def _key(name: str, number: int) -> str:
     digest = hashlib.sha256(f"{name}/{number}".encode()).hexdigest()
-    return f"1:{digest[:-1]}{number % 2}"
+    return f"1:{digest[:-1]}{KINDS[number]}"
 
 
 def collects(key: str) -> bool:
     """Whether lanes and merged calls are played on it."""
-    return key.endswith("1")
+    return key.endswith(COLLECTS)
+
+
+def follows(key: str) -> bool:
+    """Whether most calls on it follow another one."""
+    return key.endswith(FOLLOWS)
 
 
 def calls(reply: list[Orphan] | Finished) -> bool:

@@ -288,6 +288,8 @@ class Protocol:
 
     def _acquire(self, world: World, c: int, again: bool = False) -> World:
         after, reply = self.store.act(world, "acquire", self._claim(c, again))
+        if reply.outcome == "created" and not again:
+            after = invariants.noting_beside(self.scenario, after, c, world.record)
         return self._replied(self._admitting(after, c, reply, world.record), c, reply)
 
     def _admitting(self, world: World, c: int, reply: Acquired, before: Record) -> World:
@@ -306,6 +308,7 @@ class Protocol:
         outcome = reply.outcome
         if outcome == "created":
             world = self._superseding(world, c, reply.replaced)
+            world = invariants.noting_replaced(self.scenario, world, c, reply.replaced)
             if not self.follows("confirm after publish"):
                 world, _ = self.store.act(world, "confirm", str(c), QUEUE_LEASE)
             return world.with_caller(c, at="publish", acquired_at=world.now, holder=-1)
@@ -337,7 +340,9 @@ class Protocol:
         after = self._admitting(after, c, reply, world.record)
         if reply.outcome != "created":
             return self._replied(after, c, reply)
+        after = invariants.noting_beside(self.scenario, after, c, world.record)
         after = self._superseding(after, c, reply.replaced)
+        after = invariants.noting_replaced(self.scenario, after, c, reply.replaced)
         after, _ = self.store.act(after, "confirm", str(c), QUEUE_LEASE)
         after = after.published(Message(c)).with_caller(c, at="returned", outcome="created")
         return after.but(previous=world.record if world.previous is not None else None)
@@ -665,14 +670,14 @@ class Protocol:
         if has_written and (after := world.after_fault("fail-over")) is not None:
             lost = after.but(record=world.previous)
             excused = ("admission", "one delivery", "once", "superseded", "token", "revoked")
-            lanes = ("in order", "lane", "values", "unmerged")
+            lanes = ("states", "room", "in order", "lane", "values", "unmerged")
             yield "the store fails over", lost.excusing(*excused, *lanes, "raised", "live delivery")
         yield from self._operator(world)
 
     def _operator(self, world: World) -> Iterator[Step]:
         if world.record.tasks and (after := world.after_fault("release")) is not None:
             after, _ = self.store.act(after, "release", None)
-            yield "the operator releases the key", after.excusing("admission", "values")
+            yield "the operator releases the key", after.excusing("admission", "states", "values")
         c = self.scenario.revokes
         if world.callers[c].outcome and (after := world.after_fault("revoke")) is not None:
             after, verdict = self.store.act(after, "cancel", str(c), QUEUE_LEASE)

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 
 from celery_unique.stores.base import Holder
 
-from .world import BEGAN, LAST_TICK, RUN_LEASE, TICK, UNTIL_DONE, Ghost, Scenario, World
+from .world import (
+    BEGAN,
+    LAST_TICK,
+    RUN_LEASE,
+    TICK,
+    UNTIL_DONE,
+    Call,
+    Ghost,
+    Record,
+    Scenario,
+    World,
+)
 
 #: name: (sentence, what suspends it)
 INVARIANTS = {
@@ -33,6 +44,15 @@ INVARIANTS = {
         """a lease that lapsed on a task that a process still means to run, an operator, a
         fail-over, a publish that raised and arrived, a worker that died between finish and
         acknowledgement, policies that leave out states of living tasks""",
+    ),
+    "states": (
+        "No call is admitted beside a task in a state that its policy names.",
+        "strategies that replace, follow or park; a window; an operator, a fail-over",
+    ),
+    "room": (
+        """A call that replaces tasks leaves as many that are still to run as its limit admits,
+        itself included.""",
+        "a fail-over",
     ),
     "one delivery": (
         "One task never runs in two deliveries at a time.",
@@ -121,6 +141,8 @@ def checked(scenario: Scenario, world: World) -> Iterator[str]:
     says = {
         "free soon": not scenario.late and any(t.running for t in world.record.tasks.values()),
         "admission": bodies and all(_excludes(call.states) for call in scenario.calls),
+        "states": any(map(counts_states, scenario.calls)) and world.record.tasks,
+        "room": any(by >= 0 for by in ghost.superseded_by),
         "one delivery": bodies,
         "once": any(ghost.ends),
         "live delivery": any(not run.stalled for run in bodies),
@@ -231,6 +253,33 @@ def noting_values(world: World, c: int, values: tuple[int, ...]) -> World:
     if c in dict(ghost.ran_with):
         return world
     return world.noting(ran_with=tuple(sorted((*ghost.ran_with, (c, values)))))
+
+
+def counts_states(call: Call) -> bool:
+    """Whether a call is admitted only beside tasks in states that its policy leaves out."""
+    ignores = call.strategy in ("ignore", "reject") and call.limit == 1 and not call.window
+    return ignores and call.in_body_of < 0
+
+
+def noting_beside(scenario: Scenario, world: World, c: int, before: Record) -> World:
+    """A call is admitted; ``before`` is the record that it found."""
+    call = scenario.calls[c]
+    for task_id, task in before.tasks.items():
+        gone = task.released or task.by or task.lease <= world.now or task_id == str(c)
+        if gone or not counts_states(call) or "states" in world.ghost.excused:
+            continue
+        waiting = "s" if task.eta > world.now else "w"
+        states = {"p": f"p{waiting}", "w": waiting}.get(task.state, task.state)
+        if {*states} & {*call.states}:
+            return world.wrong(f"states: {c} is admitted beside {task_id} in {states!r}")
+    return world
+
+
+def noting_replaced(scenario: Scenario, world: World, c: int, replaced: tuple[str, ...]) -> World:
+    left = [i for i, task in world.record.tasks.items() if not (task.terminal or task.by)]
+    if replaced and len(left) < scenario.calls[c].limit and "room" not in world.ghost.excused:
+        return world.wrong(f"room: {c} replaces {replaced}, and {left} are left")
+    return world
 
 
 def noting_parked(world: World, c: int) -> World:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from .world import (
     EVERY_STATE,
+    UNTIL_PUBLISHED,
     UNTIL_START,
     UNTIL_SUCCESS,
+    WHILE_WAITING,
     Call,
     Scenario,
 )
@@ -122,6 +124,14 @@ SCENARIOS: dict[str, Scenario] = {
     "rerun, a publish fails": Scenario((ONE, RERUN), faults(publish_fails=1, caller_dies=1)),
     "rerun twice": Scenario((ONE, RERUN, RERUN)),
     "a long body": Scenario((ATOMIC, ATOMIC), faults(delay=3)),
+    "a long body, its successor is held": Scenario(
+        (
+            ATOMIC,
+            Call("rerun", "atomic", in_body_of=0),
+            Call(way="atomic", after_result=0),
+        ),
+        faults(delay=5),
+    ),
     "a task calls itself": Scenario((ONE, Call(in_body_of=0)), faults(worker_dies=1)),
     "a task calls itself, late": Scenario((ONE, Call(in_body_of=0)), late=True),
     # -- followers
@@ -226,6 +236,11 @@ SCENARIOS: dict[str, Scenario] = {
     "lane with a limit of two, a worker dies": Scenario(
         (TWO,) * 3, faults(worker_dies=1), reapers=1
     ),
+    "replace within a limit of two": Scenario(
+        (*(Call(way="atomic", limit=2),) * 2, Call("replace", "atomic", limit=2)),
+        faults(worker_dies=1),
+        workers=1,
+    ),
     "limit of two": Scenario((Call(way="atomic", limit=2),) * 3, faults(worker_dies=1), workers=2),
     # -- merged calls
     "merge": Scenario((MERGE, MERGE)),
@@ -264,6 +279,8 @@ SCENARIOS: dict[str, Scenario] = {
         workers=1,
     ),
     # -- other states
+    "until published": Scenario((Call(states=UNTIL_PUBLISHED),) * 2),
+    "while it waits": Scenario((Call(states=WHILE_WAITING),) * 2),
     "until start": Scenario((Call(states=UNTIL_START), Call(states=UNTIL_START))),
     "until success": Scenario(
         (Call(states=UNTIL_SUCCESS), Call(states=UNTIL_SUCCESS)), faults(worker_dies=1)
@@ -285,6 +302,7 @@ SHORT = (
     *("replace a helped call", "revoke a helped call"),
     *("retry", "rerun, a worker dies", "a task calls itself", "a follower, a worker dies"),
     *("a follower, two reapers", "guard, a worker dies", "until success"),
+    *("until published", "while it waits"),
     "a canvas waits, a worker dies",
     *("lane", "lane, no reply", "lane, a worker and a reaper die", "lane, revoked"),
     *("merge", "merge, no reply", "merge, a worker dies", "merge, redelivered"),

@@ -27,6 +27,8 @@ RETENTION = TICK * 5 // 2
 LAST_TICK = 60
 
 UNTIL_DONE = letters(["pending", "scheduled", "available", "active", "retryable"])
+UNTIL_PUBLISHED = letters(["pending"])
+WHILE_WAITING = letters(["scheduled", "available"])
 UNTIL_START = letters(["pending", "scheduled", "available"])
 UNTIL_SUCCESS = letters(["pending", "scheduled", "available", "active", "retryable", "completed"])
 EVERY_STATE = letters(State)

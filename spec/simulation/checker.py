@@ -47,9 +47,10 @@ EARLY_AND_LOST = ("admission", "once", "one outcome", "live delivery", "result s
 BYPASSED = ("admission", "once", "superseded", "one outcome")
 #: A call was published by a duplicate, since its own caller was slow: there are two messages.
 HELPED = ("once", "one outcome")
-#: Of those of the protocol, the ones that are checked here. "free soon" is about a lease in a
-#: record, which is the model's to look at.
-CHECKED = tuple(name for name in INVARIANTS if name != "free soon")
+#: What is about a lease in a record, or about all of its tasks: the model's to look at.
+OF_A_RECORD = ("free soon", "states", "room")
+#: Of the sentences of the protocol, the ones that are checked here.
+CHECKED = tuple(name for name in INVARIANTS if name not in OF_A_RECORD)
 #: What happens while something is left to do.
 LIVELY = (
     "body begins",
@@ -79,6 +80,9 @@ class Seen:
     #: By which calls; one of them may have raised, which brings the task back.
     superseded_by: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     accepted: dict[int, tuple[str, str]] = field(default_factory=dict)  # call: task, outcome
+    #: By which actor: the lock that its call has acquired, and not given back.
+    holding: dict[str, str] = field(default_factory=dict)
+    unreachable: bool = False  # some request to the store failed
     given_back: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
     #: Of each key: delivery -> token.
@@ -165,7 +169,16 @@ def _wrong(seen: Seen, event: Event) -> list[tuple[str, str]]:
     elif event.kind == "acquire":
         for replaced in facts["replaced"]:
             seen.superseded_by[replaced].add(task)
+        if facts["reply"] == "created":
+            seen.holding[event.actor] = task
+    elif event.kind in ("request lost", "reply lost", "request late"):
+        seen.unreachable = True
+    elif event.kind == "call raised":
+        if event.actor in seen.holding and not seen.unreachable:
+            return [("raised", f"{seen.holding[event.actor]} raised, and its lock is held")]
     elif event.kind == "give_back":
+        if seen.holding.get(event.actor) == task:
+            del seen.holding[event.actor]
         if facts["reply"] == "True":
             seen.given_back.add(task)
     elif event.kind == "cancel":
@@ -184,6 +197,7 @@ def _wrong(seen: Seen, event: Event) -> list[tuple[str, str]]:
         seen.dropped.add(task)
     elif event.kind == "call begins":
         seen.parents[facts["call"]] = facts["parent"]
+        seen.holding.pop(event.actor, None)
     elif event.kind == "saw result":
         seen.saw[event.actor].add(task)
     elif event.kind == "call returned":
@@ -249,4 +263,6 @@ def _has_outcome(seen: Seen, task: str, passed: set[str]) -> bool:
     by = seen.superseded_by[task]
     if by:
         return any(_has_outcome(seen, each, passed | {task}) for each in by)
-    return task in seen.results
+    result = seen.results.get(task, "")
+    # A message that is dropped as withdrawn has no outcome: its call is to have raised.
+    return bool(result) and "withdrawn" not in result

@@ -47,6 +47,11 @@ def keeps_the_lock(patch: Patch) -> None:
     patch.setattr(CallerStoreClient, "withdraw", lambda self, request: None)
 
 
+def withdraws_what_it_publishes(patch: Patch) -> None:
+    """A call that was published without a reply of the store takes its lock back later."""
+    patch.setattr(CallerStoreClient, "confirm_later", CallerStoreClient.withdraw_later)
+
+
 def settles_before_the_acknowledgement(patch: Patch) -> None:
     patch.setattr(Delivery, "once_acknowledged", lambda self, act: act())
     finish = WorkerLockClient.finish

@@ -58,6 +58,7 @@ COVERED = {
     "give_back: True",
     "help: go",
     "parked: some",
+    "promote: publish",
     "reap: some",
     "renew: more than 0",
     "start: done",

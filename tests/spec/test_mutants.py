@@ -7,10 +7,25 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spec.mutants.run import CHECKS, ROOT, Mutant, apply, mutants, table
+from spec.mutants import run
+from spec.mutants.run import (
+    CHECKS,
+    LONGEST_S,
+    ROOT,
+    Mutant,
+    apply,
+    caught_by,
+    ended,
+    mutants,
+    table,
+)
 
 MUTANTS = mutants()
 
@@ -35,6 +50,41 @@ def test_a_mutant_that_does_not_apply_is_reported(tmp_path):
     wrong.write_text(patch, encoding="utf-8")
 
     assert "patch does not apply" in apply(Mutant(wrong), ROOT, check=True)
+
+
+def test_the_checks_of_the_specification_and_chaos_come_before_other_tests():
+    first = {"model", "simulation", "linearizability", "chaos"}
+
+    for checks in CHECKS.values():
+        names = [check for check, _ in checks]
+        others = [name for name in names if name not in first]
+        assert "chaos" in names
+        assert names[len(names) - len(others) :] == others
+
+
+def test_a_check_that_takes_too_long_has_not_found_the_mutant(monkeypatch, tmp_path):
+    def hang(command: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(run.subprocess, "run", hang)
+
+    assert ended("model", "tests/spec", tmp_path, 0.1) == "timed out"
+
+
+def test_the_checks_of_a_mutant_share_its_time(monkeypatch):
+    now, given = [0.0], []
+
+    def pass_late(check: str, arguments: str, root: Path, longest_s: float) -> str:
+        given.append(longest_s)
+        now[0] += 400
+        return "passed"
+
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(run, "copied", lambda mutant: nullcontext(ROOT))
+    monkeypatch.setattr(run, "ended", pass_late)
+
+    assert caught_by(MUTANTS[0]) == ("", 800.0)
+    assert given == [LONGEST_S, LONGEST_S - 400]
 
 
 def test_the_table_says_which_mutants_were_not_found():
