@@ -1,7 +1,8 @@
 """The pages of docs/start, typed into an empty directory with the built wheel, and nothing else.
 
-``make test`` types the page of Flask; ``make test-start`` types all of them, and Django's on the
-oldest and the newest Django.
+Each is typed twice: block after block, and by a person who reads for minutes before each of them,
+which the clock of the server counts. ``make test`` types the page of Flask; ``make test-start``
+types all of them, and Django's on the oldest and the newest Django.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, Block, blocks
-from tests.support import RedisServer, eventually
+from tests.support import RedisServer, ServerClock, ValkeyServer, eventually
 from tests.support.environments import Environment, build_wheel, clean_env
 from tests.support.process import LocalProcess
 from tests.support.server import free_port
@@ -37,6 +38,8 @@ FLAVOURS = {
 TYPED = list(FLAVOURS) if os.environ.get("CELERY_UNIQUE_START") == "all" else ["flask"]
 #: How long a person would look again for what a page promises.
 PATIENCE_S = 90
+#: How long a slow person reads before a block: longer than each default of minutes.
+READS_FOR_S = 150
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +47,48 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+@pytest.fixture(params=["without a pause", "slowly"])
+def redis(request) -> Iterator[RedisServer]:
+    """With a clock that can be set where the page is read slowly."""
+    if request.param == "without a pause":
+        with RedisServer() as server:
+            yield server
+        return
+    server = ValkeyServer()
+    server.clock = ServerClock()
+    with server:
+        yield server
+        pid = server.pid
+    server.clock.forget(pid)
+    server.clock.remove()
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Environment]:
+    """The environments, by flavour."""
+    return {}
 
 
 class Typist:
-    """Types the blocks of a page, in order. Only addresses and the source of the package differ."""
+    """Types the blocks of a page, in order. Only addresses and the source of the package differ.
 
-    def __init__(self, directory: Path, wheel: Path, also: str, python: str, server: str) -> None:
+    A slow one lets the clock of the server go ahead before each block, until a worker runs: that
+    renews its leases by a clock of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        wheel: Path,
+        also: str,
+        environment: Environment,
+        server: str,
+        clock: ServerClock | None = None,
+    ) -> None:
         self._directory = directory
         self._wheel, self._also = wheel, also
-        self._environment = Environment(directory / ".venv", python)
+        self._environment = environment
+        self._clock = clock
         self._ports = [str(free_port()), str(free_port())]
         self._addresses = {
             "localhost:6379": server,
@@ -69,6 +100,7 @@ class Typist:
         found = blocks(page)
         for number, block in enumerate(found):
             after = found[number + 1] if number + 1 < len(found) else None
+            self._read()
             if block.language == "python":
                 self._write(block)
             elif block.language == "bash" and "caption" in block.options:
@@ -77,6 +109,11 @@ class Typist:
                 self._run(block, after if after and after.language == "text" else None)
             else:
                 assert block.language == "text", block
+
+    def _read(self) -> None:
+        runs = any(" worker" in terminal.command[-1] for terminal in self.terminals)
+        if self._clock is not None and not runs:
+            self._clock.shift(self._clock.ahead + READS_FOR_S)
 
     def _write(self, block: Block) -> None:
         name, _, at_its_end = block.options["caption"].partition(", ")
@@ -129,7 +166,8 @@ class Typist:
                 return
             shown = f"{command}\nprinted:\n{done.stdout}\npromised:\n{promised.text}{self._logs()}"
             assert time.monotonic() < deadline, shown
-            # A server that is starting, or a worker that has not ended its task: look again.
+            # A worker that has not ended its task, or not reported it: look again.
+            assert "POST" not in command, shown
             assert "curl" in command or "unique list" in command, shown
             time.sleep(1)
 
@@ -166,15 +204,17 @@ def _matches(printed: str, promised: str) -> bool:
 
 
 @pytest.mark.parametrize("flavour", TYPED)
-def test_a_page_can_be_typed(flavour, wheel, redis, tmp_path):
+def test_a_page_can_be_typed(flavour, wheel, redis, made, tmp_path, tmp_path_factory):
     also, python = FLAVOURS[flavour]
     if flavour == "django-newest":
         assert python, "CELERY_UNIQUE_NEWEST_PYTHON names none: Django 6 needs Python 3.12"
+    if flavour not in made:
+        made[flavour] = Environment(tmp_path_factory.mktemp(flavour) / ".venv", python)
     directory = tmp_path / "shop-project"
     directory.mkdir()
     server = redis.fresh_url().removeprefix("redis://").partition("/")[0]
     redis.client().flushall()
-    typist = Typist(directory, wheel, also, python, server)
+    typist = Typist(directory, wheel, also, made[flavour], server, redis.clock)
 
     try:
         typist.type(START / f"{flavour.partition('-')[0]}.md")
