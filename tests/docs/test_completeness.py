@@ -139,9 +139,10 @@ def test_every_check_of_the_doctor_is_on_its_page():
     assert set(re.findall(r"^\| `([a-z-]+)` \|", rows, re.MULTILINE)) == named
 
 
+@pytest.mark.parametrize("name", ["stores.md", "settings.md"])
 @pytest.mark.parametrize("scheme", BUILT_IN)
-def test_every_store_is_on_the_page_of_stores(scheme):
-    assert re.search(rf"`{re.escape(scheme)}(\+\w+)?://", page("stores.md"))
+def test_every_store_is_on_the_pages_of_stores_and_settings(scheme, name):
+    assert re.search(rf"`{re.escape(scheme)}(\+\w+)?://", page(name))
 
 
 @pytest.mark.parametrize(
