@@ -62,8 +62,11 @@ class TaskOptions(UniqueOptions, total=False):
     max_retries: int | None
     default_retry_delay: float
     acks_late: bool
-    acks_on_failure_or_timeout: bool
+    acks_on_failure_or_timeout: bool | None
+    acks_on_failure: bool | None  # these and retry_on_worker_lost: Celery 5.7
+    acks_on_timeout: bool | None
     reject_on_worker_lost: bool | None
+    retry_on_worker_lost: bool | None
     ignore_result: bool
     store_errors_even_if_ignored: bool
     store_eager_result: bool

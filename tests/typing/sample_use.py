@@ -97,6 +97,26 @@ def plain(name: str) -> str:
     return name
 
 
+@app.task(
+    unique=True,
+    acks_late=True,
+    acks_on_failure=False,
+    acks_on_timeout=None,
+    reject_on_worker_lost=True,
+    retry_on_worker_lost=True,
+)
+def settle(account: str) -> None: ...
+
+
+own = Celery("own")
+own = celery_unique.install(own)
+
+
+@own.task(unique=True)
+def weigh(shelf: int) -> float:
+    return float(shelf)
+
+
 def call(**options: Unpack[CallOptions]) -> None:
     assert_type(rebuild_index(7), str)
     result = rebuild_index.delay(7, full=True)
@@ -107,6 +127,7 @@ def call(**options: Unpack[CallOptions]) -> None:
     if result.outcome == "deduplicated":
         assert_type(result.holder_state, str | None)
     assert_type(rebuild_index.apply((7,)).get(), str)
+    assert_type(weigh.delay(7).deduplicated, bool)
     pay.apply_async(("a-1",), idempotency_key="order-7", idempotency_ttl="P1D", countdown=60)
     pay.apply_async(("a-1",), idempotency_key="order-7", idempotency_scope="run")
     reindex.apply_async(kwargs={"shop_id": 7}, unique=False, queue="bulk", task_id="t-1")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from celery.app.task import Task
 
 from celery_unique import CallOptions, TaskOptions, UniqueTask
 from celery_unique.policy.option_names import CALL_ONLY, TASK_OPTIONS
@@ -95,6 +96,18 @@ def test_the_types_name_every_option():
     assert set(CallOptions.__annotations__) >= TASK_OPTIONS | CALL_ONLY
     assert not CALL_ONLY & set(TaskOptions.__annotations__)
     assert celerys <= set(CallOptions.__annotations__) | set(TaskOptions.__annotations__)
+
+
+def test_the_types_name_every_option_of_this_celerys_tasks():
+    attributes = {name for name, value in vars(Task).items() if is_option(name, value)}
+    assert {"acks_late", "typing", "rate_limit"} <= attributes
+
+    assert attributes | {name for name, _ in Task.from_config} <= set(TaskOptions.__annotations__)
+
+
+def is_option(name: str, value: object) -> bool:
+    its_own = name.startswith("_") or name in ("app", "from_config")
+    return not (its_own or callable(value) or isinstance(value, (property, classmethod)))
 
 
 def test_the_types_name_every_state():
