@@ -7,12 +7,22 @@ import threading
 from typing import Any
 from weakref import WeakSet
 
+import celery
 import pytest
 from celery import Celery, Task, _state, shared_task
+from pydantic import BaseModel
 
 import celery_unique
-from celery_unique import ConfigurationError, DuplicateTask, InvalidPolicy, UniqueTask, lookup
+from celery_unique import (
+    ConfigurationError,
+    DuplicateTask,
+    InvalidPolicy,
+    UniqueKeyError,
+    UniqueTask,
+    lookup,
+)
 from tests.support.app import define, make_app, messages, plain_app, working
+from tests.support.waiting import eventually
 
 
 def outcomes_by_name(app: Celery, name: str, times: int = 2) -> list[str]:
@@ -205,6 +215,35 @@ def test_a_right_policy_beside_those_is_accepted(options):
 
 def test_models_do_not_hide_the_arguments_from_the_decorator():
     define(make_app("memory://"), pydantic=True, unique=True, unique_on="shop_id")
+
+
+class Order(BaseModel):
+    shop_id: int
+    full: bool = False
+
+
+def test_a_model_has_the_key_of_its_dump_and_the_body_gets_the_model():
+    app = make_app("memory://")
+    received: list[Any] = []
+
+    def import_orders(order: Order) -> None:
+        received.append(order)
+
+    task = define(app, function=import_orders, pydantic=True, unique=True)
+    order = Order(shop_id=7)
+    first = task.delay(order.model_dump(mode="json"))
+
+    if celery.VERSION >= (5, 7):  # dumps a model that is passed to a call
+        assert task.delay(order).id == first.id
+    else:
+        with pytest.raises(UniqueKeyError, match="no JSON form"):
+            task.delay(order)
+    assert lookup(task, (order.model_dump(mode="json"),)).task_id == first.id
+    with pytest.raises(UniqueKeyError, match="no JSON form"):
+        lookup(task, (order,))
+    with working(app):
+        eventually(lambda: received)
+    assert received == [order]
 
 
 class Helpful(Task):
