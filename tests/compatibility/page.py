@@ -18,8 +18,10 @@ from typing import Any
 
 from tests.compatibility.recorder import MATRIX, UNKNOWN
 from tests.workers.matrix import (
+    BETWEEN,
     BROKERS,
     DJANGOS,
+    NOT_COMBINED,
     OF_OLDEST,
     OF_VERSIONS,
     OLDEST_REDIS,
@@ -140,6 +142,7 @@ def page(document: Mapping[str, Any]) -> str:
         + " and ".join(f"`{each}`" for each in OF_VERSIONS)
         + " with all columns; the one with the oldest packages also the store SQLite.",
         _versions(runs),
+        _not_combined(runs),
         "## Django",
         "The tests in `tests/django`, with real workers, and those of the Django stores.",
         _django(runs),
@@ -245,6 +248,26 @@ def _versions(runs: Iterable[dict[str, Any]]) -> str:
         packages = [run["packages"][name] for name in ("celery", "kombu", "redis", "SQLAlchemy")]
         rows.append([run["python"], *packages, _commit(run), text])
     return _table(["Python", "Celery", "kombu", "redis-py", "SQLAlchemy", "commit", "tests"], rows)
+
+
+def _not_combined(runs: Iterable[dict[str, Any]]) -> str:
+    """What of the supported versions is not in the table, and why."""
+    combined: dict[str, list[str]] = {}
+    for wanted in VERSIONS:
+        python, celery = wanted.split("-")[:2]
+        combined.setdefault(celery, []).append(python)
+    pythons = {python for found in combined.values() for python in found}
+    missing = [
+        f"Celery {celery} with Python {', '.join(sorted(pythons - set(found)))}"
+        for celery, found in combined.items()
+        if pythons - set(found)
+    ]
+    clients = {int(_series(str(run["packages"]["redis"])).split(".")[0]) for run in runs}
+    between = sorted(set(range(min(clients), max(clients))) - clients)
+    return (
+        f"- Not run: {'; '.join(missing)}, since {NOT_COMBINED}.\n"
+        f"- Not run: redis-py {' and '.join(map(str, between))}, since {BETWEEN}."
+    )
 
 
 def _series(version: str) -> str:

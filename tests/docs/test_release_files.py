@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterable
 from configparser import ConfigParser
 from importlib import metadata
 
@@ -13,7 +15,9 @@ import yaml
 
 import celery_unique
 from celery_unique.operations.doctor.checks import PYTHONS, TESTED
+from tests.compatibility.page import RESULTS_FILE
 from tests.docs.pages import ROOT
+from tests.workers.matrix import OF_VERSIONS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -132,24 +136,49 @@ def test_only_celery_has_an_upper_bound():
     assert [each for each in users if "<" in each or "==" in each] == ["celery>=5.5,<5.8"]
 
 
-def test_the_versions_that_the_doctor_knows_are_those_of_tox():
+def series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def in_order(versions: Iterable[str]) -> list[str]:
+    return sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def test_the_versions_that_the_doctor_knows_are_those_of_the_page():
+    runs = json.loads(RESULTS_FILE.read_text(encoding="utf-8"))["runs"]
+
+    for package, (oldest, newest) in TESTED.items():
+        ran = in_order({run["packages"][package] for run in runs if run["packages"][package]})
+        assert f"{ran[0]}.".startswith(f"{oldest}.")
+        assert f"{ran[-1]}.".startswith(f"{newest}.")
+    pythons: dict[str, set[str]] = {}
+    for run in runs:
+        if set(OF_VERSIONS) <= run["cells"].keys():
+            pythons.setdefault(series(run["packages"]["celery"]), set()).add(series(run["python"]))
+    assert {celery: tuple(in_order(found)) for celery, found in pythons.items()} == PYTHONS
+
+
+def test_tox_has_every_version_that_has_run_and_the_reasons_for_others_are_right():
     tox = ConfigParser()
     tox.read(ROOT / "tox.ini")
     listed = tox["testenv"]["deps"] + tox["testenv"]["commands_pre"]
     bounds = re.findall(r"(\w+)>=([\d.]+),<([\d.]+)", listed)
+    env_list = tox["tox"]["env_list"]
+    pairs = {
+        f"{python[0]}.{python[1:]}-{celery[0]}.{celery[1:]}"
+        for pythons, celeries in re.findall(r"py([{}\d,]+)-celery([{}\d,]+)", env_list)
+        for python in re.findall(r"\d+", pythons)
+        for celery in re.findall(r"\d+", celeries)
+    }
 
     for package, (oldest, newest) in TESTED.items():
         lower = [low for name, low, _ in bounds if name == package]
         assert (lower[0], lower[-1]) == (oldest, newest)
-    found: dict[str, list[str]] = {}
-    pairs = re.findall(r"py([{}\d,]+)-celery([{}\d,]+)", tox["tox"]["env_list"])
-    for pythons, celeries in pairs:
-        for celery in re.findall(r"\d+", celeries):
-            found.setdefault(f"{celery[0]}.{celery[1:]}", []).extend(re.findall(r"\d+", pythons))
-    assert {
-        celery: (f"{all_[0][0]}.{all_[0][1:]}", f"{all_[-1][0]}.{all_[-1][1:]}")
-        for celery, all_ in found.items()
-    } == PYTHONS
+    pythons = {python for found in PYTHONS.values() for python in found}
+    assert {f"{python}-{celery}" for python in pythons for celery in PYTHONS} - pairs == {
+        "3.14-5.5"  # as NOT_COMBINED of tests/workers/matrix.py says
+    }
+    assert "py311-redis{53,6,7,8}" in env_list  # as BETWEEN says
 
 
 def test_the_services_of_the_example_run_what_exists():

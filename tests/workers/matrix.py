@@ -25,6 +25,9 @@ NO_TERMINATE = "Celery cannot end a single task of this pool"
 NO_REMOTE_CONTROL = "Celery has no remote control there"
 NO_RETURN = "this broker never delivers a message a second time by itself"
 GONE = "a message that a killed worker had is gone in this broker, with or without this library"
+OF_DEBIAN = (
+    "for both kinds of queues RabbitMQ is the package of Debian 12: no newer one has been run"
+)
 ONE_PROCESS = "broker and worker are one process: nothing is left when it is killed"
 
 
@@ -58,7 +61,13 @@ _UNTERMINATED = {**_NO_PROCESSES, "terminated": NO_TERMINATE}
 BROKERS = (
     Cell("broker", "redis", "Redis"),
     Cell("broker", "valkey", "Valkey", broker="valkey", note="URLs `redis://` and `valkey://`"),
-    Cell("broker", "rabbitmq-classic", "RabbitMQ, classic queues", broker="rabbitmq"),
+    Cell(
+        "broker",
+        "rabbitmq-classic",
+        "RabbitMQ, classic queues",
+        broker="rabbitmq",
+        note=OF_DEBIAN,
+    ),
     Cell(
         "broker",
         "rabbitmq-quorum",
@@ -166,6 +175,13 @@ VERSIONS = (
     *("3.11-5.5", "3.11-5.6", "3.11-5.7", "3.12-5.7", "3.13-5.5", "3.13-5.7", "3.14-5.7"),
     "3.11-5.5-oldest",
 )
+#: Why the other combinations of those versions are not run, nor a redis-py between the oldest and
+#: the newest.
+NOT_COMBINED = (
+    "each of these versions runs in another combination. `tox` has an environment with all tests "
+    "for each, except Celery 5.5 with Python 3.14, which that Celery does not support"
+)
+BETWEEN = "the oldest and the newest run. `tox` has an environment with all tests for each"
 DJANGOS = ("5.2", "6.0", "6.1")
 
 

@@ -23,7 +23,8 @@ LATE_ROUNDS = 2.5
 
 RESTART = "look at its log, and restart it"
 
-#: Package -> the oldest and the newest version that the tests run with (tox.ini).
+#: Package -> the oldest and the newest version that the tests have run with: those of
+#: docs/reference/compatibility.md, as tests/docs/test_release_files.py checks.
 TESTED = {
     "celery": ("5.5", "5.7"),
     "redis": ("5.3", "8"),
@@ -31,9 +32,12 @@ TESTED = {
     "Django": ("5.2", "6.1"),
 }
 
-
-#: Celery -> the oldest and the newest Python of its tests.
-PYTHONS = {"5.5": ("3.11", "3.13"), "5.6": ("3.11", "3.14"), "5.7": ("3.11", "3.14")}
+#: Celery -> the versions of Python on which its tests have run, of that page.
+PYTHONS = {
+    "5.5": ("3.11", "3.13"),
+    "5.6": ("3.11",),
+    "5.7": ("3.11", "3.12", "3.13", "3.14"),
+}
 
 
 def untested_versions(
@@ -59,12 +63,11 @@ def untested_versions(
     except metadata.PackageNotFoundError:
         return
     pythons = PYTHONS.get(".".join(celery.split(".")[:2]))
-    if pythons and not _numbers(pythons[0]) <= _numbers(python)[:2] <= _numbers(pythons[1]):
+    if pythons and _numbers(python)[:2] not in map(_numbers, pythons):
         yield Finding(
             "untested",
             "note",
-            f"Celery {celery} runs on Python {python}; its tests run on {pythons[0]} to "
-            f"{pythons[1]}",
+            f"Celery {celery} runs on Python {python}; its tests run on {', '.join(pythons)}",
             "use a version of both that the compatibility page lists",
         )
 
