@@ -137,6 +137,17 @@ def assert_installs(arguments: list[str]) -> None:
         assert set((match[2] or "").split(",")) - {""} <= set(project["optional-dependencies"])
 
 
+def test_the_table_of_commands_has_every_target():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    # Parts of others: the page of the matrix, the figures of a benchmark, and servers.
+    parts = {"help", "matrix-docs", "bench-docs", "services"}
+
+    assert {"test", "test-start", "mutants"} <= targets
+    assert set(re.findall(r"^\| `make ([a-z-]+)` \|", text, re.MULTILINE)) == targets - parts
+
+
 @pytest.mark.parametrize("page", all_pages(), ids=name_of)
 def test_make_commands_in_the_text_exist(page):
     mentioned = set(re.findall(r"`make ([a-z-]+)`", page.read_text(encoding="utf-8")))
