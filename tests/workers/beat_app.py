@@ -94,7 +94,7 @@ if "journal" in SETTINGS:
     beat_ticks._Beside._is_abandoned = note_if_abandoned  # type: ignore[method-assign]
 
 #: Entry name -> task.
-ENTRIES = {"every tick": "shop.plain", "its own policy": "shop.unique"}
+ENTRIES = SETTINGS.get("entries") or {"every tick": "shop.plain", "its own policy": "shop.unique"}
 
 if SETTINGS.get("django"):
     from django.conf import settings
@@ -144,6 +144,17 @@ app.conf.update(
 )
 celery_unique.install(app)
 
+if "sentry" in SETTINGS:
+    import sentry_sdk
+    from sentry_sdk.integrations.celery import CeleryIntegration
+
+    import celery_unique.contrib.sentry
+
+    celery_unique.contrib.sentry.install(app)
+    sentry_sdk.init(
+        dsn=SETTINGS["sentry"], integrations=[CeleryIntegration(monitor_beat_tasks=True)]
+    )
+
 
 @app.task(name="shop.plain", ignore_result=True)
 def plain(shop_id: int) -> None: ...
@@ -170,3 +181,7 @@ class WithTick(app.Task):  # type: ignore[misc,name-defined]
     ignore_result=True,
 )
 def unique(shop_id: int) -> None: ...
+
+
+@app.task(name="shop.rebuild", unique=True, ignore_result=True)
+def rebuild(shop_id: int) -> None: ...

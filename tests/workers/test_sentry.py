@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import eventually
 from tests.workers.apps.reported import reported_app
+from tests.workers.test_beats import KINDS, Beats
 
 pytestmark = pytest.mark.slow
 
@@ -126,3 +127,25 @@ def test_ticks_that_are_duplicates_are_closed_and_lock_operations_are_spans(
     assert timedelta() < ended - began < timedelta(seconds=5)
     props.let_go("beat", 2)
     app.close()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"celery"}))
+def test_ticks_that_are_duplicates_are_closed_with_other_schedulers(
+    kind, sentry, redis_url, tmp_path
+):
+    entries = {"nightly": "shop.rebuild"}  # which no worker runs
+    beats = Beats(redis_url, tmp_path, kind, None, False, entries=entries, sentry=sentry.dsn)
+    try:
+        beats.start(0)
+        eventually(
+            lambda: sum("ok" in statuses for statuses in sentry.check_ins().values()) >= 2,
+            timeout=120,
+            message="no check-in was closed",
+        )
+    finally:
+        beats.close()
+
+    first, *others = sentry.check_ins().values()
+    assert first == ["in_progress"], "its task waits"
+    assert others[:2] == [["in_progress", "ok"]] * 2
+    assert len(beats.messages("shop.rebuild")) == 1
