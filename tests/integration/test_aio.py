@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextvars import ContextVar
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -229,26 +231,50 @@ def test_a_call_whose_caller_was_cancelled_is_reported(local_app, caplog, fails,
 class Heartbeat:
     """A task of the loop that wakes every millisecond: how late it was at most, and how much
     processor time the thread of the loop used between two beats, which a busy machine leaves as
-    it is; of that, how much one callback used at most, during which no other could run; and how
-    much the garbage collector used in it."""
+    it is.
+
+    Of the callbacks, during which no other can run: the processor time that each used, the most
+    time of the garbage collector in one, which the other two times are without, and how long each
+    took by the clock.
+    """
 
     def __init__(self) -> None:
-        self.late_ms = self.busy_ms = self.callback_ms = self.collector_ms = 0.0
+        self.late_ms = self.busy_ms = self.collector_ms = 0.0
+        self.own_ms: list[float] = []
+        self.took_ms: list[float] = []
+        self._collected_s = 0.0
+
+    @property
+    def callback_ms(self) -> float:
+        """Of a thousand callbacks 999 used no more. A virtual machine counts time in which it did
+        not run, and interrupts, so that the longest one of many is that of the machine."""
+        return quantiles(self.own_ms, n=1000, method="inclusive")[-1]
+
+    @property
+    def usual_ms(self) -> float:
+        """Of twenty callbacks 19 took no longer by the clock: a busy machine interrupts some."""
+        return quantiles(self.took_ms, n=20, method="inclusive")[-1]
+
+    def _own_s(self) -> float:
+        return time.thread_time() - self._collected_s
 
     async def __aenter__(self) -> Heartbeat:
         self._run, thread = asyncio.Handle._run, threading.get_ident()
 
         def run(handle: asyncio.Handle) -> None:
-            used = time.thread_time()
+            collected, own, at = self._collected_s, self._own_s(), time.perf_counter()
             self._run(handle)
             if threading.get_ident() == thread:
-                self.callback_ms = max(self.callback_ms, (time.thread_time() - used) * 1000)
+                self.own_ms.append((self._own_s() - own) * 1000)
+                self.took_ms.append((time.perf_counter() - at) * 1000)
+                collected = self._collected_s - collected
+                self.collector_ms = max(self.collector_ms, collected * 1000)
 
         def collect(phase: str, _: Any) -> None:
             nonlocal began
             if threading.get_ident() == thread:
                 if phase == "stop":
-                    self.collector_ms = max(self.collector_ms, (time.thread_time() - began) * 1000)
+                    self._collected_s += time.thread_time() - began
                 began = time.thread_time()
 
         began, self._collect = 0.0, collect
@@ -267,22 +293,23 @@ class Heartbeat:
     async def _beat(self) -> None:
         await asyncio.sleep(0)
         while True:
-            began, used = time.perf_counter(), time.thread_time()
+            began, own = time.perf_counter(), self._own_s()
             await asyncio.sleep(0.001)
             self.late_ms = max(self.late_ms, (time.perf_counter() - began) * 1000 - 1)
-            self.busy_ms = max(self.busy_ms, (time.thread_time() - used) * 1000)
+            self.busy_ms = max(self.busy_ms, (self._own_s() - own) * 1000)
 
 
-async def longest_stall(call: Any, for_s: float = 0.0) -> tuple[Heartbeat, list[Any]]:
+async def longest_stall(call: Any, for_s: float = 0.0) -> tuple[Heartbeat, Counter[str]]:
     """Of 1,000 calls of 20 callers, or more where they are to take some time."""
-    numbers, outcomes, until = itertools.count(), [], time.monotonic() + for_s
+    numbers, until = itertools.count(), time.monotonic() + for_s
+    outcomes: Counter[str] = Counter()
 
     async def caller() -> None:
         while (number := next(numbers)) < CALLS or time.monotonic() < until:
             try:
-                outcomes.append(await call(number))
+                outcomes[await call(number)] += 1
             except StoreUnavailable:
-                outcomes.append("unavailable")
+                outcomes["unavailable"] += 1
 
     async with Heartbeat() as heart:
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
@@ -372,12 +399,12 @@ def test_a_loop_goes_on_during_calls_and_an_outage(start_server, start_proxy, re
         hearts = {f"no calls{suffix}": idle}
         for name, call in ways.items():
             hearts[name + suffix], outcomes = await longest_stall(call)
-            assert outcomes == ["created"] * CALLS
+            assert outcomes == {"created": CALLS}
         proxy.stall()
         for name in ("asyncio.to_thread", "aio.delay") if OUTAGE_S else ("aio.delay",):
             told = f"{name}, store outage{suffix}"
             hearts[told], outcomes = await longest_stall(ways[name], OUTAGE_S)
-            assert set(outcomes) == {"unavailable"}
+            assert outcomes.keys() == {"unavailable"}
         proxy.restore()
         return hearts
 
@@ -401,16 +428,25 @@ def test_a_loop_goes_on_during_calls_and_an_outage(start_server, start_proxy, re
     report(f"longest stall of the event loop during {CALLS} calls of {CALLERS} callers:")
     for name, heart in hearts.items():
         report(
-            f"  {name:45} {heart.late_ms:8.1f} ms late, {heart.busy_ms:6.2f} ms of its own time, "
-            f"{heart.callback_ms:6.2f} ms in one callback, "
-            f"{heart.collector_ms:6.2f} ms in the collector"
+            f"  {name:45} {heart.late_ms:8.1f} ms late, {heart.busy_ms:6.2f} ms of its own time; "
+            f"callbacks: longest {max(heart.own_ms):6.2f}, 99.9% {heart.callback_ms:5.2f} ms, "
+            f"collector {heart.collector_ms:5.2f} ms, 95% by the clock {heart.usual_ms:5.2f} ms"
         )
     ours = [heart for name, heart in hearts.items() if name.startswith("aio")]
-    assert hearts["task.delay"].late_ms > 50  # what is measured here
-    assert hearts["task.delay"].callback_ms > 10
+    direct_calls = hearts["task.delay"]
+    assert direct_calls.late_ms > 50  # what is measured here
+    assert max(direct_calls.own_ms) > 10
+    # The share of the library, whatever else the machine does: a callback takes a fraction of what
+    # a call takes in the loop, and the longest one not much more than that.
+    call_ms = sum(direct_calls.own_ms) / CALLS
+    call_took_ms = sum(direct_calls.took_ms) / CALLS
+    longest_ms = 1.0 if OUTAGE_S else max(1.0, 3 * call_ms)
+    assert all(heart.callback_ms < longest_ms for heart in ours)
+    assert all(heart.usual_ms < call_took_ms / 2 for heart in ours)
+    assert all(max(heart.own_ms) < 10 for heart in ours)
+    assert all(heart.busy_ms < 10 for heart in ours)
     # A busy machine lets the loop wait, too, but never for as long as a call waits for the store.
     assert all(heart.late_ms < 900 for heart in ours)
-    assert all(heart.busy_ms < 50 for heart in ours)
 
 
 def test_it_is_public():
