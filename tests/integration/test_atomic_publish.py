@@ -14,9 +14,16 @@ import pytest
 import redis
 from celery import Celery, group, signals
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel
 
-from celery_unique import StoreUnavailable, apply_many, manifest
+from celery_unique import (
+    BatchInterrupted,
+    DuplicateTask,
+    StoreUnavailable,
+    apply_many,
+    manifest,
+)
 from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
 from celery_unique.publish.atomic import why_two_steps
@@ -191,6 +198,61 @@ def test_calls_of_apply_many_are_one_exchange(place):
     assert [message["headers"]["id"] for message in place.messages()] == [
         result.id for result in results[:40]
     ]
+
+
+def test_a_call_of_apply_many_that_is_routed_to_no_queue_leaves_the_others_their_locks(place):
+    lost = place.task.s(1).set(exchange=Exchange("nowhere", type="direct"), routing_key="unbound")
+
+    results = apply_many([lost, place.task.s(2), lost.clone(args=(3,)), place.task.s(4)])
+
+    assert [result.outcome for result in results] == ["bypassed", "created"] * 2
+    assert set(place.tasks()) == {results[1].id, results[3].id}
+    assert len(place.messages()) == 2
+
+
+def test_a_long_message_of_apply_many_replaces_the_call_in_front_of_it(place):
+    """It takes two steps, and must not overtake calls that are pushed together."""
+    latest = define(
+        place.app, "shop.latest", unique=True, unique_on="shop_id", unique_on_conflict="replace"
+    )
+
+    results = apply_many(
+        [latest.s(1, "old"), latest.s(1, "x" * LONGEST_TEXT), latest.s(2, "other")]
+    )
+
+    assert [result.outcome for result in results] == ["created", "replaced", "created"]
+    assert set(place.tasks()) == {results[1].id, results[2].id}
+    assert [message["headers"]["id"] for message in place.messages()] == [r.id for r in results]
+
+
+def test_a_long_message_of_apply_many_that_is_a_duplicate_is_not_published(place):
+    place.task.delay("x" * LONGEST_TEXT)
+    rejecting = place.task.s("x" * LONGEST_TEXT).set(unique_on_conflict="reject")
+
+    results = apply_many([place.task.s(1), place.task.s("x" * LONGEST_TEXT), rejecting])
+
+    assert [result.outcome for result in results[:2]] == ["created", "deduplicated"]
+    assert isinstance(results[2], DuplicateTask)
+    assert len(place.messages()) == 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_long_message_of_apply_many_that_cannot_be_pushed_leaves_no_lock(
+    place, monkeypatch, number
+):
+    place.task.delay(0)
+    calls = [place.task.s(1), place.task.s("x" * LONGEST_TEXT), place.task.s(2)][1 - number :]
+
+    def refused(*_: Any) -> Any:
+        raise redis.ResponseError("OOM command not allowed")
+
+    monkeypatch.setattr(redis.Redis, "lpush", refused)
+    with pytest.raises(BatchInterrupted if number else OperationalError) as caught:
+        apply_many(calls)
+
+    assert len(place.tasks()) == 1 + number == len(place.messages())
+    results = getattr(caught.value, "results", [None, None])
+    assert [result is not None for result in results] == [True, False, False][1 - number :]
 
 
 def test_the_result_is_a_child_of_the_task_that_called(place):

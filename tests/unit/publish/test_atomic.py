@@ -204,6 +204,34 @@ def test_a_message_that_does_not_pass_the_channel_has_no_lock(store, caplog):
     assert coordinator.atomic is None
 
 
+def test_a_second_message_that_does_not_pass_the_channel_changes_no_other_way(store):
+    """Two threads may be publishing when the first one is noticed."""
+    coordinator = coordinator_of(store)
+    other = coordinator.overlapped = SimpleNamespace(publishes=lambda _: False)
+    way = coordinator.atomic
+
+    for task_id in ("a", "b"):
+        coordinator.passed_by(published(store, task_id), None, way)
+
+    assert (coordinator.atomic, coordinator.overlapped) == (None, other)
+
+
+def test_a_call_that_is_under_way_ends_in_one_act_when_another_one_is_passed_by(store):
+    """The other one is of another thread, which disables the way in between."""
+    coordinator = coordinator_of(store)
+    way = coordinator.atomic
+    publishes = way.publishes
+
+    def passed_by_meanwhile(request: PublishRequest) -> bool:
+        coordinator.atomic = None
+        return publishes(request)
+
+    way.publishes = passed_by_meanwhile
+
+    assert coordinator.publish(published(store, "a")).facts.outcome == "created"
+    assert store.acts == ["publish"]
+
+
 @pytest.mark.parametrize("act", ["publish", "probe"])
 def test_a_store_that_is_away_raises(store, act):
     coordinator = coordinator_of(store)
