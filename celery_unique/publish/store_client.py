@@ -18,7 +18,7 @@ from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, BrokerStore, Claim, Held, LockStore, Push
 from celery_unique.stores.bounded import BoundedDict
-from celery_unique.stores.circuit_breaker import Breaker, Breakers, StoreSkipped
+from celery_unique.stores.circuit_breaker import Breaker, Breakers, PushRefused, StoreSkipped
 from celery_unique.stores.retry_queue import RetryQueue
 
 from .request import PublishRequest
@@ -131,7 +131,9 @@ class CallerStoreClient:
 
         replies = self._all_received(requests, publish)
         for request, reply in zip(requests, replies, strict=True):
-            if not isinstance(reply, StoreUnavailable):
+            if isinstance(reply, PushRefused):
+                request.attempt = ""
+            elif not isinstance(reply, StoreUnavailable):
                 self._note_published(request, reply)
         return replies
 
@@ -181,6 +183,8 @@ class CallerStoreClient:
     def _fail(self, request: PublishRequest, error: StoreUnavailable) -> NoReturn:
         breaker = self._breakers.only or self._breakers.of(request.key)
         breaker.count(error)
+        if isinstance(error, PushRefused):
+            request.attempt = ""  # nothing is to be withdrawn
         self.report_error("acquire", error, request)
         raise AcquireFailed(error) from error
 
@@ -235,11 +239,12 @@ class CallerStoreClient:
         for request, reply in zip(requests, replies, strict=True):
             breaker = self._breakers.only or self._breakers.of(request.key)
             if isinstance(reply, StoreUnavailable):
-                errors[breaker] = reply
+                if not isinstance(reply, (PushRefused, UnreadableRecord)):
+                    errors[breaker] = reply
                 self.report_error("acquire", reply, request)
             else:
-                errors.setdefault(breaker, None)
                 self._note_taken(request.key, reply)
+            errors.setdefault(breaker, None)
         for breaker, error in errors.items():
             if error is not None or breaker.failures:
                 breaker.count(error)
@@ -387,8 +392,9 @@ class CallerStoreClient:
             if request.merge:
                 self.store.unmerge(request.key, request.task_id)
 
-        # Nothing can have happened in a store that was skipped, nor to an unreadable record.
-        if not isinstance(error, (StoreSkipped, UnreadableRecord)):
+        # Nothing can have happened in a store that was skipped or has refused, nor to an unreadable
+        # record.
+        if not isinstance(error, (StoreSkipped, PushRefused, UnreadableRecord)):
             self.retries.retry(request.key, what, apply, request.grace_ms / 1000)
 
     def report_error(self, act: str, error: StoreUnavailable, request: PublishRequest) -> None:

@@ -652,10 +652,13 @@ def test_a_queue_of_another_type_refuses_the_call(place):
     place.redis.delete(place.queue)
     place.redis.set(place.queue, "not a list")
 
-    with pytest.raises(StoreUnavailable, match=place.queue):
-        place.task.delay(1)
+    for shop in (1, 2):
+        with pytest.raises(StoreUnavailable, match=place.queue):
+            place.task.delay(shop)
 
-    assert len(place.tasks()) == 1
+    # Neither a lock nor a mark, and calls to other queues go on.
+    assert len(list(place.store.walk())) == 1
+    assert place.task.apply_async((3,), queue=f"{place.queue}-other").outcome == "created"
 
 
 def run_all(place: Place) -> list[Any]:

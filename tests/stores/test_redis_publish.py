@@ -13,6 +13,7 @@ import redis
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.stores.base import Acquired, Holder, Push, ResultWrite
+from celery_unique.stores.circuit_breaker import PushRefused
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.layout import Layout
@@ -183,11 +184,21 @@ def test_a_refused_push_leaves_nothing_and_names_the_queue(store, client, key, o
 
     refused = call(store, key, "b", queue="taken", on_conflict="replace")
 
-    assert isinstance(refused, StoreUnavailable)
-    assert not isinstance(refused, UnreadableRecord)
+    assert isinstance(refused, PushRefused)
     assert "refused to push to the queue taken: WRONGTYPE" in str(refused)
     assert record_of(store, key) == before
     assert call(store, key, "b", on_conflict="replace").outcome == "created"
+
+
+def test_a_refused_push_of_a_merged_call_merges_nothing(store, client, key):
+    client.set("taken", "by another program")
+    merged = {"on_conflict": "merge", "merge": '{"shops":[1]}', "merge_max_bytes": 100}
+
+    refused = call(store, key, "a", queue="taken", **merged)
+
+    assert isinstance(refused, PushRefused)
+    assert "refused to push to the queue taken: WRONGTYPE" in str(refused)
+    assert client.keys("cu:*") == []
 
 
 def test_a_user_without_rights_on_the_queue_is_refused_and_others_are_not_affected(
@@ -199,7 +210,8 @@ def test_a_user_without_rights_on_the_queue_is_refused_and_others_are_not_affect
         pushes = [(key, claim("a"), push("a")), (fresh_key(), claim("b"), push("b", "mine"))]
         refused, created = store.begin_publish(pushes)()
 
-    assert isinstance(refused, StoreUnavailable)
+    assert isinstance(refused, PushRefused)
+    assert f"refused to push to the queue {QUEUE}: " in str(refused)
     assert created.outcome == "created"
     assert client.llen(QUEUE) == 0
 
@@ -213,7 +225,7 @@ def test_a_full_server_refuses_without_a_trace(store, client, key):
     finally:
         client.config_set("maxmemory", 0)
 
-    assert isinstance(refused, StoreUnavailable)
+    assert isinstance(refused, PushRefused)
     assert not isinstance(refused, UnreadableRecord)
     assert client.dbsize() == before
 
@@ -235,8 +247,7 @@ def test_a_publish_that_is_killed_has_not_pushed(start_server):
         eventually(lambda: _is_killed(server), timeout=60)
         [killed] = wait()
 
-        assert isinstance(killed, StoreUnavailable)
-        assert not isinstance(killed, UnreadableRecord)
+        assert isinstance(killed, PushRefused)
         assert (client.llen(QUEUE), client.hlen(record)) == (0, many)
         assert store.withdraw(key, "a", "a", MINUTE) == "withdrawn"
 
