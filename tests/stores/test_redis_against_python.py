@@ -232,6 +232,7 @@ class Acts:
             settle_later=self._random.random() < 0.4,
             run_lease_ms=pick([0, self._duration()]),
             rejected=self._random.random() < 0.3,
+            again=self._random.random() < 0.2,
             merge=self._merges > 0,
         )
 

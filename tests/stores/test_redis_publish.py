@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.base import Acquired, Holder, Push, ResultWrite
+from celery_unique.stores.base import Acquired, Called, Holder, Push, ResultWrite
 from celery_unique.stores.circuit_breaker import PushRefused
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore, connections, scripts
@@ -580,6 +580,59 @@ def test_finish_writes_and_announces_the_result(store, client, key, expires_s):
     assert client.get("result") == message["data"] == '{"duplicates":1}'
     assert client.ttl("result") == (pytest.approx(60, abs=5) if expires_s else -1)
     assert record_of(store, key).tasks == {}
+
+
+@pytest.fixture
+def losing_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the next reply on, one is lost with its connection."""
+    reply_of, lost = connections.reply_of, [1]
+
+    def lose_one(connection: Any) -> Any:
+        reply = reply_of(connection)
+        if not lost:
+            lost.append(1)
+            raise redis.ConnectionError
+        return reply
+
+    monkeypatch.setattr(connections, "reply_of", lose_one)
+    return lost.clear
+
+
+@pytest.mark.parametrize("with_result", [False, True])
+@pytest.mark.parametrize("unless_stored", [False, True])
+@pytest.mark.parametrize("keep", ["", "c"])
+def test_an_end_whose_reply_was_lost_has_ended(
+    store, client, key, losing_reply, with_result, unless_stored, keep
+):
+    run(store, key, "a", keep=keep)
+    store.acquire(key, claim("b"))
+    store.acquire(key, claim("c", on_conflict="queue", join="its message", states="pswrt"))
+    result = ResultWrite("result", 60, '{"duplicates":', ',"of":1}', unless_stored)
+
+    losing_reply()
+    if with_result:
+        finished = store.finish_with_result(key, finish("a"), result)
+    else:
+        finished = store.finish(key, finish("a"))
+
+    assert (finished.verdict, finished.settle) == ("ended", False)
+    assert finished.called == (Called("c", "its message", again=True),)
+    if with_result:
+        assert finished.duplicates == 1
+        assert client.get("result") == '{"duplicates":1,"of":1}'
+
+
+@pytest.mark.parametrize("write", ["SET", "RPUSH"])
+def test_an_end_whose_reply_was_lost_writes_its_result_over_another_one(
+    store, client, key, losing_reply, write
+):
+    """That of a state before: the end itself may not have arrived."""
+    client.execute_command(write, "result", "before")
+    losing_reply()
+
+    finished = store.finish_with_result(key, finish("a"), ResultWrite("result", 0, "[", "]"))
+
+    assert (finished.verdict, client.get("result")) == ("ended", "[0]")
 
 
 def test_the_result_is_written_whatever_the_verdict(store, client, key):
