@@ -54,7 +54,7 @@ class UniqueTaskCoordinator:
         self.settings = settings
         self.leases = leases
         self.store = store
-        self.client = CallerStoreClient(app, store)
+        self.client = CallerStoreClient(app, store, settings.store_timeout.total_seconds())
         #: Two other ways for calls that allow them; None where no call of this app does.
         self.atomic = AtomicPublisher.of(app, settings, self.client)
         self.overlapped = (

@@ -68,6 +68,7 @@ class WorkerLockClient:
     def of(cls, app_state: AppState) -> WorkerLockClient:
         client = cls(app_state.app, app_state.store, app_state.gate_store, app_state.leases)
         client.events.most_rows = app_state.settings.monitor_rows
+        client.retry_queue.timeout_s = app_state.settings.store_timeout.total_seconds()
         return client
 
     def flush(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +35,7 @@ from celery_unique.stores.base import LONGEST_TEXT, Start
 from tests.support import RedisServer, eventually
 from tests.support.app import define, make_app, working
 from tests.support.proxy import TcpProxy
+from tests.support.worker import REPOSITORY
 
 pytestmark = pytest.mark.server
 
@@ -716,6 +720,42 @@ def test_a_call_without_a_reply_is_withdrawn(proxy, place_at, redis_server):
     assert place.task.delay(1).outcome == "created"
     ran = run_all(place)
     assert sorted(map(str, ran)) == ["1", "warm"]
+
+
+EXITS = """
+    import sys
+    from celery_unique import StoreUnavailable
+    from celery_unique.config.app_state import state_of
+    from tests.support.app import define, make_app
+
+    app = make_app(broker=sys.argv[1], backend=sys.argv[1], task_default_queue=sys.argv[2])
+    task = define(app, unique=True)
+    store = state_of(app).store
+    begin = store.begin_publish
+
+    def begin_publish(pushes):
+        begin(pushes)()
+
+        def receive():
+            raise StoreUnavailable("no reply")
+
+        return receive
+
+    store.begin_publish = begin_publish
+    try:
+        task.delay(1)
+    except StoreUnavailable:
+        sys.exit(3)
+"""
+
+
+def test_a_call_without_a_reply_is_withdrawn_when_its_process_ends(place):
+    command = [sys.executable, "-c", textwrap.dedent(EXITS), place.app.conf.broker_url, place.queue]
+
+    ended = subprocess.run(command, cwd=REPOSITORY, timeout=60)
+
+    assert ended.returncode == 3
+    assert (len(place.messages()), place.tasks()) == (1, {})
 
 
 def test_a_replacement_without_a_reply_is_not_withdrawn(proxy, place_at, redis_server, caplog):

@@ -259,6 +259,22 @@ def test_without_a_reply_the_attempt_is_withdrawn(store):
     assert "give_back" not in store.acts
 
 
+def test_a_call_that_is_never_withdrawn_may_run_and_that_is_logged(store, caplog, monkeypatch):
+    """Its task has its message, so that no lapse of a pending lock ends it."""
+    tried: list[tuple[float, str]] = []
+
+    def retry(_: str, __: str, ___: Any, within_s: float, *, otherwise: str, **____: Any) -> None:
+        tried.append((within_s, otherwise))
+
+    store.silent = StoreUnavailable
+    coordinator = coordinator_of(store)
+    monkeypatch.setattr(coordinator.client.retries, "retry", retry)
+    with pytest.raises(StoreUnavailable):
+        coordinator.publish(published(store, "a", delay_ms=1000))
+
+    assert tried == [(61.0, "the task may run although its call raised")]
+
+
 def test_a_call_whose_push_is_refused_leaves_nothing_to_withdraw(store):
     store.refuses = True
     coordinator, request = coordinator_of(store), published(store, "a")
