@@ -160,6 +160,31 @@ def test_a_publish_that_is_repeated_pushes_nothing_even_after_the_end(store, cli
     assert client.llen(QUEUE) == 2
 
 
+@pytest.mark.parametrize(("fields", "pushed"), [({}, 0), ({"window_ms": MINUTE}, 1)])
+def test_a_publish_that_arrives_after_the_end_of_its_copy(
+    store, client, key, fields, pushed, monkeypatch
+):
+    """The call was published without the store, and its caller reads no reply. The short script
+    leaves a record with a mark alone, the other one pushes: the task runs twice."""
+    begin_all = store._commands.begin_all
+
+    def unread(*arguments: Any) -> Any:
+        wait = begin_all(*arguments)
+        wait()
+        raise StoreUnavailable("the caller has gone")
+
+    store.start(key, start("a"))
+    store.finish(key, finish("a", settle_later=True))
+    store.settle(key, finish("a"), True)
+    store.flush()
+
+    monkeypatch.setattr(store._commands, "begin_all", unread)
+    with pytest.raises(StoreUnavailable):
+        call(store, key, "a", **fields)
+
+    assert client.llen(QUEUE) == pushed
+
+
 def test_a_publish_that_never_arrived_is_pushed_when_it_is_repeated(store, client, key):
     assert call(store, key, "a", again=True).outcome == "created"
     assert client.llen(QUEUE) == 1
