@@ -37,7 +37,7 @@ from tests.support.app import define, make_app, working
 from tests.support.proxy import TcpProxy
 from tests.support.worker import REPOSITORY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.versions]
 
 
 def _for_redis_py(url: str) -> str:

@@ -20,6 +20,8 @@ from celery_unique.stores.circuit_breaker import PushRefused
 from tests.support import eventually
 from tests.unit.publish.journal import KEY, LEASES, Journal, call
 
+pytestmark = pytest.mark.versions
+
 REDIS = SimpleNamespace(
     get_transport_cls=lambda: Transport,
     hostname="here",
