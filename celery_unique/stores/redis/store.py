@@ -652,7 +652,7 @@ def _merged_values(claim: Claim) -> tuple[str | int, ...]:
     return line_head(claim.task_id), claim.merge, claim.merge_max_bytes
 
 
-#: Acts that are told apart from their own repetition, by their last argument.
+#: Acts whose last argument says that they are repeated.
 _KNOWS_AGAIN = frozenset(
     name
     for script in (
