@@ -156,7 +156,7 @@ soak: services .venv/.installed-dev ## Lost and duplicated calls per million, by
 	    $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE)) $(if $(FAULT),--fault "$(FAULT)")
 
 prove: services .venv/.installed-dev ## Every interleaving of the specification, 100,000 concurrent acts on each store, and a producer killed at every system call
-	CELERY_UNIQUE_KILLS=0 CELERY_UNIQUE_PROVE=1 CELERY_UNIQUE_ACTS=$(ACTS) $(BIN)/python -m pytest -v -rP \
+	CELERY_UNIQUE_KILLS=0 CELERY_UNIQUE_PROVE=1 CELERY_UNIQUE_ACTS=$(ACTS) $(BIN)/python -m pytest -v \
 	    -n 2 --dist worksteal tests/spec tests/workers/faults/test_killed_producers.py --timeout 1800 $(ARGS)
 
 simulate: .venv/.installed-dev ## Real callers and workers on a simulated broker, store, clock and scheduler: make simulate SEEDS=10000; SEED=7 replays one

@@ -102,7 +102,7 @@ def forget(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_a_producer_killed_at_any_system_call_leaves_no_message_without_a_lock(
-    stage, producers, tag
+    stage, producers, tag, record_property
 ):
     killed, there = 0, 0
     for number, kind in enumerate(KINDS):
@@ -110,7 +110,7 @@ def test_a_producer_killed_at_any_system_call_leaves_no_message_without_a_lock(
         killed, there = killed + points, there + whole
 
     way = "one act" if stage.settings["unique_atomic_publish"] else "two steps"
-    print(f"\n{way}: producers killed at {killed} of {there} points")
+    record_property("producers", f"{way}: producers killed at {killed} of {there} points")
     assert there >= FEWEST
     assert POINTS or killed == there
 
