@@ -20,7 +20,7 @@ from celery_unique.exceptions import (
 )
 from celery_unique.stores.base import Acquired
 
-from .atomic import AtomicHeader, add_to_trail
+from .atomic import AtomicHeader, AtomicPublisher, add_to_trail
 from .before_publish import conclude
 from .coordinator import UniqueTaskCoordinator
 from .request import PublishOutcome, PublishRequest, collected
@@ -208,70 +208,74 @@ class _Batch:
             try:
                 # First all that were admitted: a duplicate of one of them names a task that
                 # is published by then.
-                if self._is_published_in_one_exchange():
-                    self._push_together()
+                atomic = self._publisher_of_all()
+                if atomic is not None:
+                    self._push_together(atomic)
                 else:
                     self._send_admitted()
                 for call in self._calls:
                     if not call.done and call.error is None:
-                        self._settle_conflict(call)
+                        self._settle(call)
                 self._raise_first_error()
             except BaseException:
                 self._confirm()
                 self._withdraw_the_rest()
                 raise
 
-    def _is_published_in_one_exchange(self) -> bool:
+    def _publisher_of_all(self) -> AtomicPublisher | None:
+        """None: not every call can be published in one act."""
         atomic = self._coordinator.atomic
-        return atomic is not None and all(
-            call.request.key and atomic.publishes(call.request) for call in self._calls
-        )
+        if atomic is None:
+            return None
+        calls = self._calls
+        fits = all(call.request.key and atomic.publishes(call.request) for call in calls)
+        return atomic if fits else None
 
-    def _push_together(self) -> None:
-        """Build all messages, and let the store admit and push them in one exchange."""
-        atomic = self._coordinator.atomic
-        assert atomic is not None
-        headers = []
+    def _push_together(self, atomic: AtomicPublisher) -> None:
+        """Build the messages, and let the store admit and push them in one exchange. One that takes
+        two steps stays behind those in front of it: it may replace them, or be their duplicate."""
+        built: list[tuple[_Call, AtomicHeader]] = []
         for call in self._calls:
+            if call.done:
+                continue
             header = AtomicHeader(atomic.client, call.request, collect=True)
             call.request.send(call.request.task_id, header, None, in_trail=False)
-            headers.append(header)
-            if header.push is None:  # kombu has pushed it, if it was admitted
-                error = header.failed.error if header.failed is not None else None
-                self._conclude_pushed(call, header.acquired or error, confirm=True)
-        pushed = [
-            (call, header.claim, header.push)
-            for call, header in zip(self._calls, headers, strict=True)
+            if header.push is not None:
+                built.append((call, header))
+            elif header.takes_two_steps:
+                self._push(built)
+                built = []
+                if not call.done:
+                    self._settle(call)
+            else:
+                call.conclude(self._coordinator.passed_by(call.request, call.result, atomic))
+        self._push(built)
+
+    def _push(self, built: list[tuple[_Call, AtomicHeader]]) -> None:
+        pushes = [
+            (call.request, header.claim, header.push)
+            for call, header in built
             if header.push is not None and header.claim is not None
         ]
         try:
-            pushes = [(call.request, claim, push) for call, claim, push in pushed]
             replies = self._coordinator.client.publish_many(pushes)
         except StoreUnavailable as error:
             self._send_without_store(error)
             return
-        for (call, _, _), reply in zip(pushed, replies, strict=True):
+        for (call, _), reply in zip(built, replies, strict=True):
             self._conclude_pushed(call, reply)
 
-    def _conclude_pushed(
-        self, call: _Call, reply: Acquired | StoreUnavailable | None, *, confirm: bool = False
-    ) -> None:
-        atomic, request = self._coordinator.atomic, call.request
-        assert atomic is not None
+    def _conclude_pushed(self, call: _Call, reply: Acquired | StoreUnavailable) -> None:
         if isinstance(reply, StoreUnavailable):
             call.error = reply
             if self._coordinator.publishes_anyway:
                 self._send_unlocked(call, reply)
             return
         call.acquired = reply
-        if reply is None:
-            call.conclude(self._coordinator.passed_by(request, call.result, atomic))
-        elif reply.outcome == "created":
-            if confirm:
-                atomic.client.confirm(request, request.task_id)
-            if request.parent is not None:
-                add_to_trail(request, call.result)
-            call.conclude(self._coordinator.created(request, reply, call.result))
+        if reply.outcome == "created":
+            if call.request.parent is not None:
+                add_to_trail(call.request, call.result)
+            call.conclude(self._coordinator.created(call.request, reply, call.result))
 
     def _send_admitted(self) -> None:
         """Locks are acquired, and confirmed, while other messages are sent."""
@@ -326,10 +330,12 @@ class _Batch:
         else:
             self._send(call, 0.0)
 
-    def _settle_conflict(self, call: _Call) -> None:
-        assert call.acquired is not None
+    def _settle(self, call: _Call) -> None:
+        """A call whose key is held; or one that is published by itself."""
+        outcome = None
         try:
-            outcome = self._coordinator.settle_conflict(call.request, call.acquired)
+            if call.acquired is not None:
+                outcome = self._coordinator.settle_conflict(call.request, call.acquired)
             call.conclude(outcome or self._coordinator.publish(call.request))
         except StoreUnavailable:
             raise
@@ -338,10 +344,9 @@ class _Batch:
 
     def _raise_first_error(self) -> None:
         """A part of the store did not reply: the calls of the others are made by now."""
-        refused = [call for call in self._calls if not call.done and call.error is not None]
-        if refused and refused[0].error is not None:
-            self._withdraw_later(refused, refused[0].error)
-            raise refused[0].error
+        for call in self._calls:
+            if not call.done and call.error is not None:
+                raise call.error
 
     def _confirm_soon(self, request: PublishRequest) -> None:
         self._unconfirmed.append(request)
@@ -366,5 +371,9 @@ class _Batch:
             except StoreUnavailable as error:
                 self._withdraw_later(self._pending.calls, error)
         for call in self._calls:
-            if not call.done and call.request.key and call.acquired is not None:
+            if call.done or not call.request.key:
+                continue
+            if call.acquired is not None:
                 self._coordinator.client.withdraw_acquired(call.request, call.acquired)
+            elif call.error is not None:
+                self._coordinator.client.withdraw_later(call.request, call.error)

@@ -172,7 +172,7 @@ def add_to_trail(request: PublishRequest, result: Any) -> None:
 class AtomicHeader(dict[str, Any]):
     """The header of a message that the store pushes if it admits the call: empty until then.
 
-    ``collect``: only note what is to be pushed, for a batch.
+    ``collect``: only note what is to be pushed, for a batch, or that the call takes two steps.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class AtomicHeader(dict[str, Any]):
         self.claim: Claim | None = None
         #: What the store is handed; None: kombu pushes the message, if the call is admitted.
         self.push: Push | None = None
+        self.takes_two_steps = False
         self.wait: Wait | None = None
         self.failed: AcquireFailed | None = None
         self.acquired: Acquired | None = None
@@ -201,9 +202,12 @@ class AtomicHeader(dict[str, Any]):
         if self.push is None and self.failed is None and self.acquired is None:
             try:
                 self.push = self._push(channel, queue, message, options)
+                self.takes_two_steps = self.push is None
+                if self._collect:
+                    return False
                 if self.push is None:
                     self.acquired = self._acquire()
-                elif not self._collect:
+                else:
                     assert self.claim is not None
                     self.wait = self._client.begin_publish(self._request, self.claim, self.push)
             except AcquireFailed as failed:

@@ -54,7 +54,7 @@ class UniqueTaskCoordinator:
         self.settings = settings
         self.leases = leases
         self.store = store
-        self.client = CallerStoreClient(app, store)
+        self.client = CallerStoreClient(app, store, settings.store_timeout.total_seconds())
         #: Two other ways for calls that allow them; None where no call of this app does.
         self.atomic = AtomicPublisher.of(app, settings, self.client)
         self.overlapped = (
@@ -123,10 +123,11 @@ class UniqueTaskCoordinator:
 
     def _other_way(self, request: PublishRequest) -> AtomicPublisher | OverlappedPublisher | None:
         """None: acquire, publish and confirm, one after the other."""
-        if self.atomic is not None and self.atomic.publishes(request):
-            return self.atomic
-        if self.overlapped is not None and self.overlapped.publishes(request):
-            return self.overlapped
+        atomic, overlapped = self.atomic, self.overlapped  # another thread may disable them
+        if atomic is not None and atomic.publishes(request):
+            return atomic
+        if overlapped is not None and overlapped.publishes(request):
+            return overlapped
         return None
 
     def send(self, request: PublishRequest, acquired: Acquired, began: float) -> Any:
@@ -165,7 +166,7 @@ class UniqueTaskCoordinator:
         lock. The next ones acquire theirs before they are published."""
         if way is self.atomic:
             self.atomic = None
-        else:
+        elif way is self.overlapped:
             self.overlapped = None
         why = way.why_passed_by
         reporting.publishing_unlocked(request.task_name, request.task_id, reason=why)

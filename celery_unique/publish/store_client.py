@@ -18,8 +18,8 @@ from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
 from celery_unique.policy.fields import REPLACING
 from celery_unique.stores.base import Acquired, BrokerStore, Claim, Held, LockStore, Push
 from celery_unique.stores.bounded import BoundedDict
-from celery_unique.stores.circuit_breaker import Breaker, Breakers, StoreSkipped
-from celery_unique.stores.retry_queue import RetryQueue
+from celery_unique.stores.circuit_breaker import Breaker, Breakers, PushRefused, StoreSkipped
+from celery_unique.stores.retry_queue import FIRST_PAUSE_S, RetryQueue
 
 from .request import PublishRequest
 
@@ -49,12 +49,12 @@ class AcquireFailed(Exception):
 class CallerStoreClient:
     """What one app's callers do with the lock store."""
 
-    def __init__(self, app: Any, store: LockStore) -> None:
+    def __init__(self, app: Any, store: LockStore, timeout_s: float) -> None:
         self.app = app
         self.store = store
         #: For calls that are published in one act: such a store is one.
         self._broker_store = cast(BrokerStore, store)
-        self.retries = RetryQueue(store)
+        self.retries = RetryQueue(store, timeout_s)
         self.published: BoundedDict[str, str] = BoundedDict(REMEMBERED)  # id -> key
         #: Keys that a call of this process has found held, or has just acquired, each with the
         #: time until which it is probably taken: a message that is built for such a key before
@@ -131,7 +131,9 @@ class CallerStoreClient:
 
         replies = self._all_received(requests, publish)
         for request, reply in zip(requests, replies, strict=True):
-            if not isinstance(reply, StoreUnavailable):
+            if isinstance(reply, PushRefused):
+                request.attempt = ""
+            elif not isinstance(reply, StoreUnavailable):
                 self._note_published(request, reply)
         return replies
 
@@ -181,6 +183,8 @@ class CallerStoreClient:
     def _fail(self, request: PublishRequest, error: StoreUnavailable) -> NoReturn:
         breaker = self._breakers.only or self._breakers.of(request.key)
         breaker.count(error)
+        if isinstance(error, PushRefused):
+            request.attempt = ""  # nothing is to be withdrawn
         self.report_error("acquire", error, request)
         raise AcquireFailed(error) from error
 
@@ -235,11 +239,12 @@ class CallerStoreClient:
         for request, reply in zip(requests, replies, strict=True):
             breaker = self._breakers.only or self._breakers.of(request.key)
             if isinstance(reply, StoreUnavailable):
-                errors[breaker] = reply
+                if not isinstance(reply, (PushRefused, UnreadableRecord)):
+                    errors[breaker] = reply
                 self.report_error("acquire", reply, request)
             else:
-                errors.setdefault(breaker, None)
                 self._note_taken(request.key, reply)
+            errors.setdefault(breaker, None)
         for breaker, error in errors.items():
             if error is not None or breaker.failures:
                 breaker.count(error)
@@ -335,6 +340,7 @@ class CallerStoreClient:
             f"release the lock that {request.task_name}[{request.task_id}] may have acquired",
             self._withdrawal(request),
             request,
+            pushed=bool(request.attempt),
         )
 
     def _withdrawal(self, request: PublishRequest) -> Callable[[], object]:
@@ -379,7 +385,11 @@ class CallerStoreClient:
         what: str,
         act: Callable[[], object],
         request: PublishRequest,
+        *,
+        pushed: bool = False,
     ) -> None:
+        """``pushed``: the message may be in its queue, so that no lapse of the grace ends it."""
+
         def apply() -> None:
             act()
             if request.join:  # or it was attached to a holder, and would end with that
@@ -387,9 +397,16 @@ class CallerStoreClient:
             if request.merge:
                 self.store.unmerge(request.key, request.task_id)
 
-        # Nothing can have happened in a store that was skipped, nor to an unreadable record.
-        if not isinstance(error, (StoreSkipped, UnreadableRecord)):
-            self.retries.retry(request.key, what, apply, request.grace_ms / 1000)
+        # Nothing can have happened in a store that was skipped or has refused, nor to an unreadable
+        # record.
+        if isinstance(error, (StoreSkipped, PushRefused, UnreadableRecord)):
+            return
+        retry = partial(self.retries.retry, request.key, what, apply)
+        if pushed:
+            within_ms = request.delay_ms + request.lease_ms
+            retry(within_ms / 1000, otherwise="the task may run although its call raised")
+        else:  # not sooner, or it could overtake the request that it undoes
+            retry(request.grace_ms / 1000, after_s=FIRST_PAUSE_S)
 
     def report_error(self, act: str, error: StoreUnavailable, request: PublishRequest) -> None:
         task_id = request.identify()

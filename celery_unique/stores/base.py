@@ -237,6 +237,9 @@ class Finish:
     #: no done mark stays, and a task that is kept does not stop it at the gate.
     rejected: bool = False
     merge: bool = False  # as of Start
+    #: The same end is reported again, since its first reply was lost. A task that is gone has
+    #: ended; calls whose publish is not confirmed are returned as if they were called again.
+    again: bool = False
 
 
 @dataclass(slots=True)

@@ -22,6 +22,10 @@ class StoreSkipped(StoreUnavailable):
     """The circuit is open, and the store was not used: nothing can have happened in it."""
 
 
+class PushRefused(StoreUnavailable):
+    """The server has replied, and pushes no message to this queue: nothing has changed in it."""
+
+
 class Breaker:
     """Opens for five seconds after two consecutive failures.
 
@@ -48,7 +52,8 @@ class Breaker:
 
     def count(self, error: StoreUnavailable | None) -> None:
         """Record that the store has replied, or has not."""
-        if error is None or isinstance(error, UnreadableRecord):  # concerns one key only
+        # One key is concerned, or one queue.
+        if error is None or isinstance(error, (UnreadableRecord, PushRefused)):
             if self.failures:
                 self.failures = 0
             return

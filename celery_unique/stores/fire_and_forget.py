@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from celery_unique.exceptions import StoreUnavailable
 
@@ -32,10 +32,10 @@ class FireAndForgetQueue:
     """
 
     def __init__(self, timeout_s: float, limit: int = 10_000) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._limit = limit
         self.reset()
-        _queues.add(self)
+        register(self)
 
     def reset(self) -> None:
         """Also in a forked child: the parent has the thread and runs what it queued."""
@@ -49,7 +49,7 @@ class FireAndForgetQueue:
 
     def put(self, act: Act) -> None:
         with self._mutex:
-            self._changed.wait_for(lambda: len(self._waiting) < self._limit, self._timeout_s)
+            self._changed.wait_for(lambda: len(self._waiting) < self._limit, self.timeout_s)
             if len(self._waiting) < self._limit and self._start_thread():
                 self._waiting.append(act)
                 self._put += 1
@@ -71,9 +71,9 @@ class FireAndForgetQueue:
             goal = self._put
             while (before := self._finished) < goal:
                 # An act that fails takes the whole time-out: twice that is no progress.
-                self._changed.wait_for(lambda: self._finished != before, 2 * self._timeout_s)
+                self._changed.wait_for(lambda: self._finished != before, 2 * self.timeout_s)
                 if self._finished == before:
-                    raise _unfinished(goal - before, 2 * self._timeout_s)
+                    raise _unfinished(goal - before, 2 * self.timeout_s)
 
     def drain(self, timeout_s: float) -> int:
         """Wait at most so long for every act put so far; returns how many are left."""
@@ -81,6 +81,13 @@ class FireAndForgetQueue:
             goal = self._put
             self._changed.wait_for(lambda: self._finished >= goal, timeout_s)
             return max(0, goal - self._finished)
+
+    def report_left(self, left: int, within_s: float) -> None:
+        logger.warning(
+            "%d fire-and-forget acts on the lock store did not finish within %.1f s of exit",
+            left,
+            within_s,
+        )
 
     def is_current(self) -> bool:
         """Whether this is the queue's thread, and not a caller that runs its act itself."""
@@ -95,7 +102,7 @@ class FireAndForgetQueue:
             except RuntimeError:  # the interpreter is shutting down
                 return False
             self._thread = thread
-            _drain_when_this_process_ends()
+            drain_when_this_process_ends()
         return True
 
     def _work(self) -> None:
@@ -130,25 +137,38 @@ def _run(act: Act) -> None:
         logger.debug("fire-and-forget act", exc_info=True)
 
 
+class Drained(Protocol):
+    """A queue whose acts a process runs before it ends; a forked child has none of them."""
+
+    timeout_s: float
+
+    def drain(self, timeout_s: float) -> int:
+        """Wait at most so long; returns how many acts are left."""
+
+    def report_left(self, left: int, within_s: float) -> None: ...
+
+    def reset(self) -> None: ...
+
+
 #: Every queue of this process: drained at exit, reset in a fork.
-_queues: weakref.WeakSet[FireAndForgetQueue] = weakref.WeakSet()
+_queues: weakref.WeakSet[Drained] = weakref.WeakSet()
 _drained_at_end_of: int | None = None
+
+
+def register(queue: Drained) -> None:
+    _queues.add(queue)
 
 
 def _drain_all() -> None:
     began = time.monotonic()
     for queue in list(_queues):
         # Each has its own time-out, which all of them started with the first one.
-        left = queue.drain(max(0.0, began + queue._timeout_s - time.monotonic()))
+        left = queue.drain(max(0.0, began + queue.timeout_s - time.monotonic()))
         if left:
-            logger.warning(
-                "%d fire-and-forget acts on the lock store did not finish within %.1f s of exit",
-                left,
-                time.monotonic() - began,
-            )
+            queue.report_left(left, time.monotonic() - began)
 
 
-def _drain_when_this_process_ends() -> None:
+def drain_when_this_process_ends() -> None:
     """Children of multiprocessing and billiard run finalizers instead of atexit's functions."""
     global _drained_at_end_of
     if _drained_at_end_of == os.getpid():
@@ -161,7 +181,7 @@ def _drain_when_this_process_ends() -> None:
 
 
 def _reset_in_child() -> None:
-    for queue in _queues:
+    for queue in list(_queues):
         queue.reset()
 
 

@@ -68,6 +68,7 @@ class WorkerLockClient:
     def of(cls, app_state: AppState) -> WorkerLockClient:
         client = cls(app_state.app, app_state.store, app_state.gate_store, app_state.leases)
         client.events.most_rows = app_state.settings.monitor_rows
+        client.retry_queue.timeout_s = app_state.settings.store_timeout.total_seconds()
         return client
 
     def flush(self) -> None:
@@ -273,8 +274,8 @@ class WorkerLockClient:
         except StoreUnavailable as error:
             # A time-out may have finished it: then there is nothing left, which is no news. Neither
             # is it where the acknowledgement has ended it.
-            silent = backstop or acks_late or not isinstance(error, StoreSkipped)
-            late = partial(self._finish_late, header, task_name, finish, silent, acks_late)
+            finish.again = backstop or acks_late or not isinstance(error, StoreSkipped)
+            late = partial(self._finish_late, header, task_name, finish, acks_late)
             self._retry_later("finish", error, header, task_name, late)
             return None
         if finished.verdict == "ended" or (finished.verdict == "not_yours" and not backstop):
@@ -315,11 +316,14 @@ class WorkerLockClient:
         header: LockHeader,
         task_name: str,
         finish: Finish,
-        silent: bool,
         acks_late: bool = False,
     ) -> None:
         settle_later = acks_late or header.leaves_mark
-        finished = self.store.finish(header.key, replace(finish, settle_later=settle_later))
+        try:
+            finished = self.store.finish(header.key, replace(finish, settle_later=settle_later))
+        except StoreUnavailable:
+            finish.again = True
+            raise
         settle = partial(self.store.settle, header.key, finish, header.leaves_mark)
         if finished.settle and acks_late:
             # Whether the message is acknowledged is not known here: if it is not, its redelivery
@@ -327,8 +331,6 @@ class WorkerLockClient:
             self._settle_later(header, task_name, settle, SETTLE_ANYWAY_S)
         elif finished.settle:
             settle()  # by now the result is stored and the message acknowledged
-        if finished.verdict == "not_yours" and silent and self._entry(header) is None:
-            finished = replace(finished, verdict="ended")
         self._report_finished(header, task_name, finish, finished)
 
     def end_for_another(
@@ -345,7 +347,7 @@ class WorkerLockClient:
             self._outlive_the_dead(header, task_name, finish)
             return False
         if mine or (not header.token and task.unstarted):
-            self._finish_late(header, task_name, finish, silent=True)
+            self._finish_late(header, task_name, replace(finish, again=True))
             return True
         return False
 
@@ -384,6 +386,8 @@ class WorkerLockClient:
         if task is None or task.delivery != header.delivery:
             return
         finished = self.store.finish(header.key, finish)
+        if finished.called:
+            publish_called(state_of(self.app), header.key, finished.called)
         if finished.verdict == "ended" and not finished.followers:
             self.store.settle(header.key, finish, header.leaves_mark)
 
@@ -475,7 +479,7 @@ class WorkerLockClient:
                 return
             start = self._start(header, task_name, acks_late=False)
             if self.store.start(header.key, start).verdict == "run":
-                self._finish_late(header, task_name, finish, silent=True)
+                self._finish_late(header, task_name, replace(finish, again=True))
 
         lease_s = self.leases.run_ms / 1000
         what = f"end of {task_name}[{header.task_id}], which ran without the store"

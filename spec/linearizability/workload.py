@@ -359,6 +359,7 @@ class Player:
             self._last_token if self._chance(0.2) else 0,
             self._chance(0.05),
             collects(key),
+            again=self._chance(0.1),
         )
 
     def _finish(self, key: str) -> tuple[Any, ...]:

@@ -35,6 +35,7 @@ import celery_unique
 from celery_unique.config import leases
 from celery_unique.config.app_state import AppState, state_of
 from celery_unique.header import DeliveryName
+from celery_unique.stores import retry_queue
 from celery_unique.worker.delivery import on_received
 from celery_unique.worker.request import use_unique_requests
 
@@ -203,6 +204,7 @@ def patched() -> Iterator[None]:
             if isinstance(value, threading.local):
                 put(module, name, Local())
     put(leases, "RESTORE_MARGIN_S", RESTORE_S)
+    put(retry_queue, "drain_when_this_process_ends", lambda: None)
     put(sys.modules["celery_unique.header"], "BOOT", "boot")
     put(sys.modules["celery_unique.followers.promote"], "BOOT", "boot")
     put(DeliveryName, "has_died", _has_died)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +17,16 @@ import pytest
 import redis
 from celery import Celery, group, signals
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel
 
-from celery_unique import StoreUnavailable, apply_many, manifest
+from celery_unique import (
+    BatchInterrupted,
+    DuplicateTask,
+    StoreUnavailable,
+    apply_many,
+    manifest,
+)
 from celery_unique.config.app_state import state_of
 from celery_unique.header import HEADER
 from celery_unique.publish.atomic import why_two_steps
@@ -25,8 +35,9 @@ from celery_unique.stores.base import LONGEST_TEXT, Start
 from tests.support import RedisServer, eventually
 from tests.support.app import define, make_app, working
 from tests.support.proxy import TcpProxy
+from tests.support.worker import REPOSITORY
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.versions]
 
 
 def _for_redis_py(url: str) -> str:
@@ -191,6 +202,61 @@ def test_calls_of_apply_many_are_one_exchange(place):
     assert [message["headers"]["id"] for message in place.messages()] == [
         result.id for result in results[:40]
     ]
+
+
+def test_a_call_of_apply_many_that_is_routed_to_no_queue_leaves_the_others_their_locks(place):
+    lost = place.task.s(1).set(exchange=Exchange("nowhere", type="direct"), routing_key="unbound")
+
+    results = apply_many([lost, place.task.s(2), lost.clone(args=(3,)), place.task.s(4)])
+
+    assert [result.outcome for result in results] == ["bypassed", "created"] * 2
+    assert set(place.tasks()) == {results[1].id, results[3].id}
+    assert len(place.messages()) == 2
+
+
+def test_a_long_message_of_apply_many_replaces_the_call_in_front_of_it(place):
+    """It takes two steps, and must not overtake calls that are pushed together."""
+    latest = define(
+        place.app, "shop.latest", unique=True, unique_on="shop_id", unique_on_conflict="replace"
+    )
+
+    results = apply_many(
+        [latest.s(1, "old"), latest.s(1, "x" * LONGEST_TEXT), latest.s(2, "other")]
+    )
+
+    assert [result.outcome for result in results] == ["created", "replaced", "created"]
+    assert set(place.tasks()) == {results[1].id, results[2].id}
+    assert [message["headers"]["id"] for message in place.messages()] == [r.id for r in results]
+
+
+def test_a_long_message_of_apply_many_that_is_a_duplicate_is_not_published(place):
+    place.task.delay("x" * LONGEST_TEXT)
+    rejecting = place.task.s("x" * LONGEST_TEXT).set(unique_on_conflict="reject")
+
+    results = apply_many([place.task.s(1), place.task.s("x" * LONGEST_TEXT), rejecting])
+
+    assert [result.outcome for result in results[:2]] == ["created", "deduplicated"]
+    assert isinstance(results[2], DuplicateTask)
+    assert len(place.messages()) == 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_long_message_of_apply_many_that_cannot_be_pushed_leaves_no_lock(
+    place, monkeypatch, number
+):
+    place.task.delay(0)
+    calls = [place.task.s(1), place.task.s("x" * LONGEST_TEXT), place.task.s(2)][1 - number :]
+
+    def refused(*_: Any) -> Any:
+        raise redis.ResponseError("OOM command not allowed")
+
+    monkeypatch.setattr(redis.Redis, "lpush", refused)
+    with pytest.raises(BatchInterrupted if number else OperationalError) as caught:
+        apply_many(calls)
+
+    assert len(place.tasks()) == 1 + number == len(place.messages())
+    results = getattr(caught.value, "results", [None, None])
+    assert [result is not None for result in results] == [True, False, False][1 - number :]
 
 
 def test_the_result_is_a_child_of_the_task_that_called(place):
@@ -590,10 +656,13 @@ def test_a_queue_of_another_type_refuses_the_call(place):
     place.redis.delete(place.queue)
     place.redis.set(place.queue, "not a list")
 
-    with pytest.raises(StoreUnavailable, match=place.queue):
-        place.task.delay(1)
+    for shop in (1, 2):
+        with pytest.raises(StoreUnavailable, match=place.queue):
+            place.task.delay(shop)
 
-    assert len(place.tasks()) == 1
+    # Neither a lock nor a mark, and calls to other queues go on.
+    assert len(list(place.store.walk())) == 1
+    assert place.task.apply_async((3,), queue=f"{place.queue}-other").outcome == "created"
 
 
 def run_all(place: Place) -> list[Any]:
@@ -651,6 +720,42 @@ def test_a_call_without_a_reply_is_withdrawn(proxy, place_at, redis_server):
     assert place.task.delay(1).outcome == "created"
     ran = run_all(place)
     assert sorted(map(str, ran)) == ["1", "warm"]
+
+
+EXITS = """
+    import sys
+    from celery_unique import StoreUnavailable
+    from celery_unique.config.app_state import state_of
+    from tests.support.app import define, make_app
+
+    app = make_app(broker=sys.argv[1], backend=sys.argv[1], task_default_queue=sys.argv[2])
+    task = define(app, unique=True)
+    store = state_of(app).store
+    begin = store.begin_publish
+
+    def begin_publish(pushes):
+        begin(pushes)()
+
+        def receive():
+            raise StoreUnavailable("no reply")
+
+        return receive
+
+    store.begin_publish = begin_publish
+    try:
+        task.delay(1)
+    except StoreUnavailable:
+        sys.exit(3)
+"""
+
+
+def test_a_call_without_a_reply_is_withdrawn_when_its_process_ends(place):
+    command = [sys.executable, "-c", textwrap.dedent(EXITS), place.app.conf.broker_url, place.queue]
+
+    ended = subprocess.run(command, cwd=REPOSITORY, timeout=60)
+
+    assert ended.returncode == 3
+    assert (len(place.messages()), place.tasks()) == (1, {})
 
 
 def test_a_replacement_without_a_reply_is_not_withdrawn(proxy, place_at, redis_server, caplog):

@@ -15,9 +15,23 @@ from typing import Any
 
 import pytest
 
+from celery_unique.exceptions import StoreUnavailable
+from celery_unique.stores import acts as pure
 from celery_unique.stores import open_store
-from celery_unique.stores.base import Claim, Finish, Held, LockStore, Start
-from celery_unique.stores.record import LETTER_OF, State
+from celery_unique.stores.acts.followers import set_due_time
+from celery_unique.stores.base import (
+    Acquired,
+    Claim,
+    Finish,
+    Finished,
+    Held,
+    LockStore,
+    Push,
+    ResultWrite,
+    Start,
+)
+from celery_unique.stores.memory import MemoryStore
+from celery_unique.stores.record import LETTER_OF, Mark, Record, State
 from tests.stores.timing import PATIENCE_S
 
 SEQUENCES = 60
@@ -33,15 +47,22 @@ REAPERS = ["w1", "w1", "w2"]
 STRATEGIES = ["ignore", "ignore", "reject", "replace", "replace_except_schedule", "rerun"]
 FINAL = [State.COMPLETED, State.DISCARDED, State.CANCELLED]
 
-Act = Callable[[LockStore], Any]
+Act = Callable[[Any], Any]
 
 
 class Acts:
     """Draws acts; a drawn act is the same whenever it is applied."""
 
-    def __init__(self, seed: int, *, lanes: bool = False, merges: int = 0) -> None:
-        """``merges``: how often calls are merged."""
+    def __init__(
+        self, seed: int, *, lanes: bool = False, merges: int = 0, pushes: bool = False
+    ) -> None:
+        """``merges``: how often calls are merged. ``pushes``: the acts of a broker's own store."""
         self._random = random.Random(seed)
+        self._pushes = (
+            [self.publish] * 3 + [self.withdraw, self.finish_with_result] if pushes else []
+        )
+        self._attempts = [("a", "0")]
+        self._seed = seed
         #: Histories with lanes or merges are histories of their own: the others stay as they are.
         self._lanes = [self.park, self.acquire_of_many] if lanes else []
         self._merges = merges
@@ -56,6 +77,7 @@ class Acts:
         kinds += [self.join, self.join, self.complete_follower, self.reap, self.reap]
         kinds += [self.promote, self.promote, self.followers, self.follow]
         kinds += self._lanes * 6
+        kinds += self._pushes * 4
         kinds += [self.merge] * self._merges + [self.unmerge] * (self._merges > 0)
         return self._random.choice(kinds)()
 
@@ -109,6 +131,49 @@ class Acts:
     def acquire_of_many(self) -> Act:
         claim = replace(self._claim(), limit=self._random.choice([2, 2, 3]))
         return lambda store: store.acquire(KEY, claim)
+
+    def publish(self) -> Act:
+        pick, claim = self._random.choice, replace(self._claim(), again=False, max_wait_ms=0)
+        claim = replace(claim, on_conflict=pick(["ignore", "reject", "replace", "rerun"]))
+        if self._random.random() < 0.5:  # the short script is enough
+            claim = Claim(
+                claim.task_id,
+                claim.task_name,
+                claim.states,
+                claim.grace_ms,
+                pick(["ignore", "reject"]),
+                claim.parent,
+            )
+        elif self._random.random() < 0.3:
+            claim = replace(claim, join=f'"{claim.task_name}"\n{claim.task_id}')
+        attempt = (claim.task_id, str(len(self._attempts)))
+        self._attempts.append(attempt)
+        if self._random.random() < 0.1:
+            attempt = (claim.task_id, "withdrawn before")
+        lease = self._duration()
+        push = Push(f"queue-{self._seed}", lease, attempt[1], f"{attempt[1]}|", "|", "|")
+
+        def publish(store: Any) -> Any:
+            [reply] = store.begin_publish([(KEY, claim, push)])()
+            return "refused" if isinstance(reply, StoreUnavailable) else reply
+
+        return publish
+
+    def withdraw(self) -> Act:
+        """Most often the last attempt; or one that has not arrived."""
+        task_id, attempt = self._random.choice(
+            [self._attempts[-1]] * 3 + [self._random.choice(self._attempts)]
+        )
+        if self._random.random() < 0.3:
+            attempt = self._random.choice(["withdrawn before", "another"])
+        mark = self._duration()
+        return lambda store: store.withdraw(KEY, task_id, attempt, mark)
+
+    def finish_with_result(self) -> Act:
+        finish, name = self._finish(), f"result-{self._seed}"
+        expires_s, unless_stored = self._random.choice([0, 600]), self._random.random() < 0.3
+        write = ResultWrite(name, expires_s, f"{finish.task_id}:", ".", unless_stored)
+        return lambda store: (store.finish_with_result(KEY, finish, write), stored(store, name))
 
     def merge(self) -> Act:
         """Half of these calls are in every living state, so that they meet."""
@@ -232,6 +297,7 @@ class Acts:
             settle_later=self._random.random() < 0.4,
             run_lease_ms=pick([0, self._duration()]),
             rejected=self._random.random() < 0.3,
+            again=self._random.random() < 0.2,
             merge=self._merges > 0,
         )
 
@@ -258,6 +324,87 @@ class Acts:
 
     def _letters(self, letters: list[str]) -> str:
         return "".join(letter for letter in letters if self._random.random() < 0.6)
+
+
+class BrokerInMemory(MemoryStore):
+    """What one act of a broker's own store does, put together from the pure acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed: list[str] = []
+        self.results: dict[str, str] = {}
+        self._receipts: dict[str, int] = {}  # attempt -> when its task was created
+
+    def begin_publish(self, pushes: Any) -> Callable[[], list[Acquired | StoreUnavailable]]:
+        return lambda: [self._publish(*one) for one in pushes]
+
+    def _publish(self, key: str, claim: Claim, push: Push) -> Acquired | StoreUnavailable:
+        def act(record: Record, us: int) -> Acquired | StoreUnavailable:
+            now = us // 1000
+            record.purge(now)
+            if record.mark_of(f"{claim.task_id}/{push.attempt}", now) is not None:
+                return StoreUnavailable("withdrawn")
+            acquired = pure.acquire(record, claim, now)
+            if acquired.outcome == "created":
+                pure.confirm(record, claim.task_id, push.lease_ms, now)
+                outcome = "rerun" if acquired.after else "replaced" if acquired.replaced else ""
+                self.pushed.append(f"{push.attempt}|{outcome}")
+                self._receipts[push.attempt] = now
+            return acquired
+
+        return self._act(key, act)
+
+    def withdraw(self, key: str, task_id: str, attempt: str, mark_ms: int) -> str:
+        def act(record: Record, us: int) -> str:
+            now = us // 1000
+            record.purge(now)
+            task, mark = record.tasks.get(task_id), record.mark_of(task_id, now)
+            name, withdrawn = f"{task_id}/{attempt}", Mark("withdrawn", now + mark_ms)
+            if attempt not in self._receipts:
+                if record.mark_of(name, now) is not None:
+                    return "withdrawn"
+                record.put_mark(name, withdrawn, now)
+                return "withdrawn" if task is None else "active"
+            if task is None:
+                return "withdrawn" if mark is not None and mark.kind != "done" else "active"
+            depends = task.state != "w" or task.duplicates or task.since
+            if depends or task.created_at != self._receipts[attempt]:
+                return "active"
+            record.put_mark(task_id, withdrawn, now)
+            record.put_mark(name, withdrawn, now)
+            del record.tasks[task_id]
+            set_due_time(record, now)
+            return "withdrawn"
+
+        return self._act(key, act)
+
+    def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
+        before = self.results.get(result.key)
+        is_own = finish.again and before is not None and before.startswith(result.head)
+        if result.unless_stored and before is not None and not is_own:
+            return Finished("stored")
+        finished = self.finish(key, finish)
+        if is_own and before is not None and finished.verdict == "ended":
+            counted = int(before.removeprefix(result.head).removesuffix(result.tail))
+            finished.duplicates = max(finished.duplicates, counted)
+        self.results[result.key] = f"{result.head}{finished.duplicates}{result.tail}"
+        return finished
+
+
+def stored(store: Any, name: str) -> str | None:
+    if isinstance(store, BrokerInMemory):
+        return store.results.get(name)
+    [value] = store._connections.exchange([("GET", name)])
+    return value.decode() if value is not None else None
+
+
+def pushed(store: Any, queue: str) -> list[str]:
+    """The attempt and outcome of each message, oldest first."""
+    if isinstance(store, BrokerInMemory):
+        return store.pushed
+    [messages] = store._connections.exchange([("LRANGE", queue, 0, -1)])
+    parts = [message.decode().split("|") for message in reversed(messages)]
+    return [f"{attempt}|{outcome}" for attempt, _, outcome, _ in parts]
 
 
 def plain(value: Any) -> Any:
@@ -291,13 +438,16 @@ def server_url(request: pytest.FixtureRequest) -> str:
 @pytest.mark.server
 @pytest.mark.parametrize(
     ("part", "kinds"),
-    [(0, {}), (1, {}), (0, {"lanes": True}), (1, {"lanes": True}), (2, {"merges": 8})],
-    ids=["0", "1", "0-lanes", "1-lanes", "2-merges"],
+    [
+        *((0, {}), (1, {}), (0, {"lanes": True}), (1, {"lanes": True}), (2, {"merges": 8})),
+        *((3, {"pushes": True}), (4, {"pushes": True})),
+    ],
+    ids=["0", "1", "0-lanes", "1-lanes", "2-merges", "3-pushes", "4-pushes"],
 )
 def test_every_act_leaves_the_same_record_and_reply_as_in_python(server_url, part, kinds):
     for seed in range(part * SEQUENCES, (part + 1) * SEQUENCES):
         python, lua = (
-            open_store("memory://"),
+            BrokerInMemory(),
             open_store(server_url, namespace=str(seed), timeout_s=PATIENCE_S),
         )
         acts = Acts(seed, **kinds)
@@ -323,4 +473,5 @@ def test_every_act_leaves_the_same_record_and_reply_as_in_python(server_url, par
             assert actual == about(expected), where
             assert lua.followers(KEY) == python.followers(KEY), where
             assert lua.parked(KEY) == python.parked(KEY), where
+            assert pushed(lua, f"queue-{seed}") == python.pushed, where
         lua.close()

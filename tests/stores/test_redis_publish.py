@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 import redis
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.base import Acquired, Holder, Push, ResultWrite
+from celery_unique.stores.base import Acquired, Called, Holder, Push, ResultWrite
+from celery_unique.stores.circuit_breaker import PushRefused
 from celery_unique.stores.record import State
 from celery_unique.stores.redis import RedisStore, connections, scripts
 from celery_unique.stores.redis.layout import Layout
@@ -159,6 +160,31 @@ def test_a_publish_that_is_repeated_pushes_nothing_even_after_the_end(store, cli
     assert client.llen(QUEUE) == 2
 
 
+@pytest.mark.parametrize(("fields", "pushed"), [({}, 0), ({"window_ms": MINUTE}, 1)])
+def test_a_publish_that_arrives_after_the_end_of_its_copy(
+    store, client, key, fields, pushed, monkeypatch
+):
+    """The call was published without the store, and its caller reads no reply. The short script
+    leaves a record with a mark alone, the other one pushes: the task runs twice."""
+    begin_all = store._commands.begin_all
+
+    def unread(*arguments: Any) -> Any:
+        wait = begin_all(*arguments)
+        wait()
+        raise StoreUnavailable("the caller has gone")
+
+    store.start(key, start("a"))
+    store.finish(key, finish("a", settle_later=True))
+    store.settle(key, finish("a"), True)
+    store.flush()
+
+    monkeypatch.setattr(store._commands, "begin_all", unread)
+    with pytest.raises(StoreUnavailable):
+        call(store, key, "a", **fields)
+
+    assert client.llen(QUEUE) == pushed
+
+
 def test_a_publish_that_never_arrived_is_pushed_when_it_is_repeated(store, client, key):
     assert call(store, key, "a", again=True).outcome == "created"
     assert client.llen(QUEUE) == 1
@@ -183,11 +209,21 @@ def test_a_refused_push_leaves_nothing_and_names_the_queue(store, client, key, o
 
     refused = call(store, key, "b", queue="taken", on_conflict="replace")
 
-    assert isinstance(refused, StoreUnavailable)
-    assert not isinstance(refused, UnreadableRecord)
+    assert isinstance(refused, PushRefused)
     assert "refused to push to the queue taken: WRONGTYPE" in str(refused)
     assert record_of(store, key) == before
     assert call(store, key, "b", on_conflict="replace").outcome == "created"
+
+
+def test_a_refused_push_of_a_merged_call_merges_nothing(store, client, key):
+    client.set("taken", "by another program")
+    merged = {"on_conflict": "merge", "merge": '{"shops":[1]}', "merge_max_bytes": 100}
+
+    refused = call(store, key, "a", queue="taken", **merged)
+
+    assert isinstance(refused, PushRefused)
+    assert "refused to push to the queue taken: WRONGTYPE" in str(refused)
+    assert client.keys("cu:*") == []
 
 
 def test_a_user_without_rights_on_the_queue_is_refused_and_others_are_not_affected(
@@ -199,7 +235,8 @@ def test_a_user_without_rights_on_the_queue_is_refused_and_others_are_not_affect
         pushes = [(key, claim("a"), push("a")), (fresh_key(), claim("b"), push("b", "mine"))]
         refused, created = store.begin_publish(pushes)()
 
-    assert isinstance(refused, StoreUnavailable)
+    assert isinstance(refused, PushRefused)
+    assert f"refused to push to the queue {QUEUE}: " in str(refused)
     assert created.outcome == "created"
     assert client.llen(QUEUE) == 0
 
@@ -213,7 +250,7 @@ def test_a_full_server_refuses_without_a_trace(store, client, key):
     finally:
         client.config_set("maxmemory", 0)
 
-    assert isinstance(refused, StoreUnavailable)
+    assert isinstance(refused, PushRefused)
     assert not isinstance(refused, UnreadableRecord)
     assert client.dbsize() == before
 
@@ -235,8 +272,7 @@ def test_a_publish_that_is_killed_has_not_pushed(start_server):
         eventually(lambda: _is_killed(server), timeout=60)
         [killed] = wait()
 
-        assert isinstance(killed, StoreUnavailable)
-        assert not isinstance(killed, UnreadableRecord)
+        assert isinstance(killed, PushRefused)
         assert (client.llen(QUEUE), client.hlen(record)) == (0, many)
         assert store.withdraw(key, "a", "a", MINUTE) == "withdrawn"
 
@@ -569,6 +605,59 @@ def test_finish_writes_and_announces_the_result(store, client, key, expires_s):
     assert client.get("result") == message["data"] == '{"duplicates":1}'
     assert client.ttl("result") == (pytest.approx(60, abs=5) if expires_s else -1)
     assert record_of(store, key).tasks == {}
+
+
+@pytest.fixture
+def losing_reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the next reply on, one is lost with its connection."""
+    reply_of, lost = connections.reply_of, [1]
+
+    def lose_one(connection: Any) -> Any:
+        reply = reply_of(connection)
+        if not lost:
+            lost.append(1)
+            raise redis.ConnectionError
+        return reply
+
+    monkeypatch.setattr(connections, "reply_of", lose_one)
+    return lost.clear
+
+
+@pytest.mark.parametrize("with_result", [False, True])
+@pytest.mark.parametrize("unless_stored", [False, True])
+@pytest.mark.parametrize("keep", ["", "c"])
+def test_an_end_whose_reply_was_lost_has_ended(
+    store, client, key, losing_reply, with_result, unless_stored, keep
+):
+    run(store, key, "a", keep=keep)
+    store.acquire(key, claim("b"))
+    store.acquire(key, claim("c", on_conflict="queue", join="its message", states="pswrt"))
+    result = ResultWrite("result", 60, '{"duplicates":', ',"of":1}', unless_stored)
+
+    losing_reply()
+    if with_result:
+        finished = store.finish_with_result(key, finish("a"), result)
+    else:
+        finished = store.finish(key, finish("a"))
+
+    assert (finished.verdict, finished.settle) == ("ended", False)
+    assert finished.called == (Called("c", "its message", again=True),)
+    if with_result:
+        assert finished.duplicates == 1
+        assert client.get("result") == '{"duplicates":1,"of":1}'
+
+
+@pytest.mark.parametrize("write", ["SET", "RPUSH"])
+def test_an_end_whose_reply_was_lost_writes_its_result_over_another_one(
+    store, client, key, losing_reply, write
+):
+    """That of a state before: the end itself may not have arrived."""
+    client.execute_command(write, "result", "before")
+    losing_reply()
+
+    finished = store.finish_with_result(key, finish("a"), ResultWrite("result", 0, "[", "]"))
+
+    assert (finished.verdict, client.get("result")) == ("ended", "[0]")
 
 
 def test_the_result_is_written_whatever_the_verdict(store, client, key):

@@ -115,6 +115,19 @@ def call(record: Record, now: int) -> tuple[Called, ...]:
     return tuple(called)
 
 
+def unconfirmed(record: Record) -> tuple[Called, ...]:
+    """The calls that have their turn and are not confirmed, for a worker that may have lost the
+    reply with their messages. They may be published already."""
+    lane = record.following.lane if record.following is not None else None
+    called: list[Called] = []
+    for _, task_id in sorted((number, i) for i, number in lane.called.items()) if lane else ():
+        task, joined = record.tasks.get(task_id), record.followers.get(task_id)
+        if task is not None and task.pending and joined is not None:
+            task.flag("m")
+            called.append(Called(task_id, joined.message, again=True))
+    return tuple(called)
+
+
 def due_at(record: Record, now: int) -> int | None:
     """When a worker should call the next one, or one again whose publish was not confirmed; None:
     nothing waits."""

@@ -158,10 +158,13 @@ def finish(record: Record, finish: Finish, now: int) -> Finished:
     record.purge(now)
     task = record.tasks.get(finish.task_id)
     if task is None or not _may_finish(task, finish):
+        if finish.again and (task is None or _is_kept_end(task, finish)):
+            return Finished("ended", called=lanes.unconfirmed(record))
         return Finished("not_yours")
     followed = task.expected or is_followed(record, finish.task_id)
     if task.ending:  # a hard time limit reports twice
-        return Finished("ended", True, task.duplicates, followed)
+        called = lanes.unconfirmed(record) if finish.again else ()
+        return Finished("ended", True, task.duplicates, followed, called)
     if task.pending:
         _end_limbo(record, finish, now)
         followed = task.expected or is_followed(record, finish.task_id)
@@ -199,6 +202,10 @@ def _may_finish(task: TaskEntry, finish: Finish) -> bool:
     if not task.delivery:  # revoked, expired, or started while the store was unavailable
         return not task.terminal and finish.token in (0, task.token)
     return task.delivery == finish.delivery and (task.running or task.ending)
+
+
+def _is_kept_end(task: TaskEntry, finish: Finish) -> bool:
+    return task.terminal and task.delivery in ("", finish.delivery)
 
 
 def settle(record: Record, finish: Finish, mark_done: bool, now: int) -> None:

@@ -15,22 +15,23 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
+from celery_unique.stores.circuit_breaker import PushRefused
 from celery_unique.stores.fire_and_forget import FireAndForgetQueue, logger
 from celery_unique.stores.record_followers import UNREADABLE, unreadable
 
 from .connections import AnyConnections, Command, Resend
 from .layout import Layout
-from .scripts import BY_SHA, Script
+from .scripts import BY_SHA, MERGE_PUBLISH, PUBLISH, PUBLISH_PLAIN, Script
 
 #: Commands sent before their replies are read.
 BATCH = 500
 #: The position of the record's name in a command.
 RECORD = 3
-#: That of the queue, in a command that pushes a message, by the number of its keys.
-QUEUE = {3: 4, 6: 7}
+#: That of the queue, in a command that pushes a message.
+QUEUE = {PUBLISH_PLAIN.sha: 4, PUBLISH.sha: 7, MERGE_PUBLISH.sha: 7}
 #: What a script puts in front of the server's error about the queue.
 QUEUE_REFUSED = "QUEUE "
 
@@ -209,10 +210,17 @@ class Commands:
 
     def _error(self, command: Command, reply: ResponseError) -> StoreUnavailable:
         text = str(reply)
-        if text.startswith(QUEUE_REFUSED):
-            problem = f"refused to push to the queue {command[QUEUE[command[2]]]}: "
-            reply = ResponseError(problem + text.removeprefix(QUEUE_REFUSED))
-        elif is_about_the_record(reply):
+        if command[1] in QUEUE and (
+            # Or without rights on one of the keys, or ended by SCRIPT KILL before its first write.
+            text.startswith(QUEUE_REFUSED)
+            or isinstance(reply, NoPermissionError)
+            or "killed" in text
+        ):
+            queue, why = command[QUEUE[command[1]]], text.removeprefix(QUEUE_REFUSED)
+            problem = ResponseError(f"refused to push to the queue {queue}: {why}")
+            error = self._connections.unavailable(problem)
+            return PushRefused(str(error), store=error.store)
+        if is_about_the_record(reply):
             return self.unreadable(command[RECORD], reply)
         return self._connections.unavailable(reply)
 

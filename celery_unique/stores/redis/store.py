@@ -430,21 +430,23 @@ class RedisStore:
         self._commands.run(scripts.RETRY, key, *arguments, more_keys=self._payloads(key, True))
 
     def finish(self, key: str, finish: Finish) -> Finished:
-        arguments, payloads = _finish_arguments(finish), self._payloads(key, finish.merge)
-        return _finished(self._commands.run(scripts.FINISH, key, *arguments, more_keys=payloads))
+        arguments = (*_finish_arguments(finish), _flag(finish.again))  # the last one: see _resend
+        command = self._commands.command(scripts.FINISH, self._names(key, finish.merge), *arguments)
+        return _finished(self._commands.run_one(scripts.FINISH, command, _resend))
 
     def finish_with_result(self, key: str, finish: Finish, result: ResultWrite) -> Finished:
-        reply = self._commands.run(
+        names = (*self._layout.names_of(key), result.key, *self._payloads(key, finish.merge))
+        command = self._commands.command(
             scripts.FINISH_WITH_RESULT,
-            key,
+            names,
             *_finish_arguments(finish),
             result.head,
             result.tail,
             result.expires_s,
             _flag(result.unless_stored),
-            more_keys=(result.key, *self._payloads(key, finish.merge)),
+            _flag(finish.again),  # the last one: see _resend
         )
-        return _finished(reply)
+        return _finished(self._commands.run_one(scripts.FINISH_WITH_RESULT, command, _resend))
 
     def settle(self, key: str, finish: Finish, mark_done: bool) -> None:
         command = self._commands.command(
@@ -650,11 +652,12 @@ def _merged_values(claim: Claim) -> tuple[str | int, ...]:
     return line_head(claim.task_id), claim.merge, claim.merge_max_bytes
 
 
-_ADMITTING = frozenset(
+#: Acts whose last argument says that they are repeated.
+_KNOWS_AGAIN = frozenset(
     name
     for script in (
         *(scripts.ACQUIRE, scripts.PUBLISH, scripts.PUBLISH_PLAIN),
-        *(scripts.MERGE, scripts.MERGE_PUBLISH),
+        *(scripts.MERGE, scripts.MERGE_PUBLISH, scripts.FINISH, scripts.FINISH_WITH_RESULT),
     )
     for name in (script.sha, script.body)
 )
@@ -678,8 +681,9 @@ def _is_plain(claim: Claim) -> bool:
 
 
 def _resend(command: Command) -> Command:
-    """A call whose reply was lost may have been admitted: it must not be its own duplicate."""
-    return (*command[:-1], "1") if command[1] in _ADMITTING else command
+    """A call whose reply was lost may have been admitted: it must not be its own duplicate. So may
+    an end have been recorded, which is then no other delivery's."""
+    return (*command[:-1], "1") if command[1] in _KNOWS_AGAIN else command
 
 
 def _attempt_mark(task_id: str, attempt: str) -> str:

@@ -215,6 +215,34 @@ class FinishContract:
         assert second == first
         assert key.record() == before
 
+    @pytest.mark.parametrize("keep", ["", "c"])
+    def test_an_end_that_is_reported_again_has_ended(self, key: Key, keep: str) -> None:
+        """Its first reply was lost."""
+        key.run("a", keep=keep)
+        key.finish("a")
+        before = key.record()
+
+        again = key.finish("a", again=True)
+
+        assert again == Finished("ended")
+        assert key.record() == before
+        assert key.finish("a") == Finished("not_yours")
+
+    def test_an_end_that_is_reported_again_is_another_deliverys_if_that_holds_the_task(
+        self, key: Key
+    ) -> None:
+        key.run("a", delivery="d2")
+
+        assert key.finish("a", again=True) == Finished("not_yours")
+        assert key.task("a").state == "r"
+
+    def test_an_end_that_was_not_reported_before_is_reported_again(self, key: Key) -> None:
+        key.run("a")
+        key.acquire("b")
+
+        assert key.finish("a", again=True) == Finished("ended", duplicates=1)
+        assert key.record().tasks == {}
+
     def test_finish_by_another_delivery_does_not_end_an_ending_task(self, key: Key) -> None:
         key.run("first", "d1")
         key.finish("first", "d1", settle_later=True)

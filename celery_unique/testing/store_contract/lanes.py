@@ -179,6 +179,30 @@ class CallContract:
 
         assert parked(key) == ["c"]
 
+    @pytest.mark.parametrize("settle_later", [False, True])
+    def test_an_end_that_is_reported_again_returns_the_calls_that_have_their_turn(
+        self, key: Key, settle_later: bool
+    ) -> None:
+        """Its first reply was lost, and with it their messages."""
+        key.run("a", states="pswrt", limit=2)
+        key.run("b", states="pswrt", limit=2)
+        park(key, "c", "d", "e", limit=2)
+        assert finish(key, "a") == ["c"]
+        assert finish(key, "b", settle_later=settle_later) == ["d"]
+
+        again = key.finish("b", settle_later=settle_later, again=True)
+
+        assert again.verdict == "ended"
+        assert again.called == (
+            Called("c", "message of c", again=True),
+            Called("d", "message of d", again=True),
+        )
+        assert [key.task(task_id).copies for task_id in ("c", "d")] == [True, True]
+        assert parked(key) == ["e"]
+        key.confirm("c")
+        assert [one.task_id for one in key.finish("b", again=True).called] == ["d"]
+        assert not key.finish("b").called
+
     def test_only_the_delivery_that_started_calls_the_next(self, key: Key) -> None:
         key.run("a")
         park(key, "b")

@@ -16,8 +16,11 @@ from celery_unique.publish.atomic import AtomicPublisher
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.publish.request import PublishRequest
 from celery_unique.stores.base import LONGEST_TEXT, Acquired, Claim, Push
+from celery_unique.stores.circuit_breaker import PushRefused
 from tests.support import eventually
 from tests.unit.publish.journal import KEY, LEASES, Journal, call
+
+pytestmark = pytest.mark.versions
 
 REDIS = SimpleNamespace(
     get_transport_cls=lambda: Transport,
@@ -29,7 +32,8 @@ REDIS = SimpleNamespace(
 
 
 class Broker(Journal):
-    """A journal that is the broker, too. ``silent``: it acts, and does not reply."""
+    """A journal that is the broker, too. ``silent``: it acts, and does not reply; ``refuses``: it
+    pushes nothing."""
 
     address = ("here", 6379, 0, "", "")
 
@@ -37,12 +41,14 @@ class Broker(Journal):
         super().__init__()
         self.queue: list[str] = []
         self.silent: type[BaseException] | None = None
+        self.refuses = False
 
     def begin_publish(
         self, pushes: list[tuple[str, Claim, Push]]
     ) -> Callable[[], list[Acquired | StoreUnavailable]]:
         self.note("publish")
-        replies = [self._publish(*one) for one in pushes]
+        replies: list[Acquired | StoreUnavailable]
+        replies = [PushRefused("full") if self.refuses else self._publish(*one) for one in pushes]
 
         def receive() -> list[Acquired | StoreUnavailable]:
             if self.silent is not None:
@@ -204,6 +210,34 @@ def test_a_message_that_does_not_pass_the_channel_has_no_lock(store, caplog):
     assert coordinator.atomic is None
 
 
+def test_a_second_message_that_does_not_pass_the_channel_changes_no_other_way(store):
+    """Two threads may be publishing when the first one is noticed."""
+    coordinator = coordinator_of(store)
+    other = coordinator.overlapped = SimpleNamespace(publishes=lambda _: False)
+    way = coordinator.atomic
+
+    for task_id in ("a", "b"):
+        coordinator.passed_by(published(store, task_id), None, way)
+
+    assert (coordinator.atomic, coordinator.overlapped) == (None, other)
+
+
+def test_a_call_that_is_under_way_ends_in_one_act_when_another_one_is_passed_by(store):
+    """The other one is of another thread, which disables the way in between."""
+    coordinator = coordinator_of(store)
+    way = coordinator.atomic
+    publishes = way.publishes
+
+    def passed_by_meanwhile(request: PublishRequest) -> bool:
+        coordinator.atomic = None
+        return publishes(request)
+
+    way.publishes = passed_by_meanwhile
+
+    assert coordinator.publish(published(store, "a")).facts.outcome == "created"
+    assert store.acts == ["publish"]
+
+
 @pytest.mark.parametrize("act", ["publish", "probe"])
 def test_a_store_that_is_away_raises(store, act):
     coordinator = coordinator_of(store)
@@ -225,6 +259,77 @@ def test_without_a_reply_the_attempt_is_withdrawn(store):
 
     eventually(lambda: "withdraw" in store.acts)
     assert "give_back" not in store.acts
+
+
+def test_a_call_that_is_never_withdrawn_may_run_and_that_is_logged(store, caplog, monkeypatch):
+    """Its task has its message, so that no lapse of a pending lock ends it."""
+    tried: list[tuple[float, str]] = []
+
+    def retry(_: str, __: str, ___: Any, within_s: float, *, otherwise: str, **____: Any) -> None:
+        tried.append((within_s, otherwise))
+
+    store.silent = StoreUnavailable
+    coordinator = coordinator_of(store)
+    monkeypatch.setattr(coordinator.client.retries, "retry", retry)
+    with pytest.raises(StoreUnavailable):
+        coordinator.publish(published(store, "a", delay_ms=1000))
+
+    assert tried == [(61.0, "the task may run although its call raised")]
+
+
+def test_a_call_whose_push_is_refused_leaves_nothing_to_withdraw(store):
+    store.refuses = True
+    coordinator, request = coordinator_of(store), published(store, "a")
+
+    with pytest.raises(StoreUnavailable, match="full"):
+        coordinator.publish(request)
+
+    assert (request.attempt, coordinator.client.retries.waiting()) == ("", 0)
+
+
+def test_a_call_whose_push_is_refused_and_that_is_published_anyway_has_no_copy(store):
+    store.refuses = True
+    coordinator = coordinator_of(store, on_store_error="publish")
+
+    outcome = coordinator.publish(published(store, "a"))
+
+    assert store.acts == ["publish", "kombu pushes"]
+    assert "copies" not in outcome.result.header
+    assert coordinator.client.retries.waiting() == 0
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_refused_pushes_open_no_circuit(store, together):
+    coordinator = coordinator_of(store)
+    client = coordinator.client
+    store.refuses = True
+    for task_id in ("a", "b"):
+        request = published(store, task_id)
+        if together:
+            push = Push("celery", 1, "tag", "", "", "")
+            [reply] = client.publish_many([(request, request.claim(), push)])
+            assert isinstance(reply, PushRefused)
+            assert request.attempt == ""
+        else:
+            with pytest.raises(StoreUnavailable, match="full"):
+                coordinator.publish(request)
+    store.refuses = False
+
+    assert coordinator.publish(published(store, "c")).facts.outcome == "created"
+
+
+def test_a_refused_push_in_a_batch_hides_no_failure(store):
+    """What counts is that a part of the exchange has no reply."""
+    client = coordinator_of(store).client
+    requests = [published(store, task_id) for task_id in ("a", "b")]
+    replies = [StoreUnavailable("no reply"), PushRefused("full")]
+    store.begin_publish = lambda _: lambda: replies
+    push = Push("celery", 1, "tag", "", "", "")
+
+    client.publish_many([(request, request.claim(), push) for request in requests])
+
+    assert client._breakers.of(KEY).failures == 1
+    assert [request.attempt for request in requests] == ["tag", ""]
 
 
 def test_a_call_that_is_interrupted_is_withdrawn(store):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_unique.exceptions import StoreUnavailable, UnreadableRecord
-from celery_unique.stores.circuit_breaker import Breakers, StoreSkipped
+from celery_unique.stores.circuit_breaker import Breakers, PushRefused, StoreSkipped
 from celery_unique.stores.memory import MemoryStore
 
 
@@ -50,6 +50,14 @@ def test_two_failures_of_a_store_without_shards_skip_all_of_it():
 
     with pytest.raises(StoreSkipped):
         breakers.of("b1").run(lambda: "asked")
+
+
+def test_a_queue_that_refuses_messages_skips_nothing():
+    breakers = Breakers(MemoryStore())
+
+    fail_twice(breakers, "a1", PushRefused("no rights"))
+
+    breakers.of("b1").run(lambda: None)
 
 
 def test_a_record_that_cannot_be_read_skips_nothing():

@@ -47,6 +47,56 @@ def test_an_act_is_given_up_after_its_time(caplog):
     assert "gave up: give back" in caplog.text
 
 
+def test_what_is_given_up_says_what_follows(caplog):
+    acts = RetryQueue(MemoryStore())
+
+    acts.retry("k", "withdraw a call", away, within_s=0.0, otherwise="it may run")
+
+    eventually(lambda: acts.waiting() == 0)
+    assert "gave up: withdraw a call (it may run)" in caplog.text
+
+
+def test_the_first_attempt_is_immediate(monkeypatch):
+    monkeypatch.setattr(later, "FIRST_PAUSE_S", 3600.0)
+    acts, done = RetryQueue(MemoryStore()), threading.Event()
+
+    acts.retry("k", "withdraw a call", done.set, within_s=10)
+
+    assert done.wait(20)
+
+
+def test_a_process_that_ends_waits_for_acts_that_are_due(caplog):
+    acts, failures = RetryQueue(MemoryStore()), [1, 1]
+    done: list[int] = []
+
+    def act() -> None:
+        if failures:
+            failures.pop()
+            raise StoreUnavailable("down")
+        done.append(1)
+
+    acts.retry("k", "withdraw a call", act, within_s=60)
+    acts.retry("k", "a check", lambda: None, within_s=60, after_s=50, is_check=True)
+    acts.retry("k", "much later", lambda: None, within_s=60, after_s=50)
+    assert acts.drain(30.0) == 0
+
+    assert done == [1]
+    assert acts.waiting() == 2
+    assert caplog.text == ""
+
+
+def test_a_process_that_ends_waits_no_longer_than_its_time(caplog):
+    acts = RetryQueue(MemoryStore())
+    acts.retry("k", "withdraw a call", away, within_s=60, otherwise="it may run")
+
+    assert acts.drain(0.05) == 1
+    acts.report_left(1, 0.05)
+
+    assert "not done when the process ended, after 0.1 s: withdraw a call (it may run)" in (
+        caplog.text
+    )
+
+
 def test_an_act_that_fails_otherwise_keeps_no_other_one_waiting(caplog):
     def broken() -> None:
         raise ZeroDivisionError

@@ -385,6 +385,7 @@ def test_a_store_that_writes_no_results_is_not_deferred_to(worker):
     assert not worker.delivery.defer(End.SUCCESS, worker.request)
 
 
+@pytest.mark.versions
 def test_what_is_relied_on_of_celery_and_kombu_is_there():
     """These are not documented: the release with the result, and the publish, hook into them."""
     assert list(inspect.signature(RedisBackend._set).parameters)[:3] == ["self", "key", "value"]

@@ -11,7 +11,7 @@ from celery_unique.config.leases import Leases
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import LockHeader
 from celery_unique.stores import circuit_breaker
-from celery_unique.stores.base import Claim, Finish, Finished, Held
+from celery_unique.stores.base import Called, Claim, Finish, Finished, Held
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
 from celery_unique.worker import lock_client
@@ -131,6 +131,56 @@ def test_a_message_that_comes_back_after_a_late_end_is_dropped(settled):
     eventually(lambda: not main.retry_queue.waiting())
 
     assert redelivered(main) == "done"
+
+
+def test_a_call_that_has_its_turn_by_a_settle_is_published(monkeypatch):
+    """The store was away when the body ended, and the message comes back."""
+    published: list[str] = []
+
+    def publish_called(_: object, _key: str, called: tuple[Called, ...]) -> None:
+        published.extend(one.task_id for one in called)
+
+    monkeypatch.setattr(lock_client, "publish_called", publish_called)
+    monkeypatch.setattr(lock_client, "state_of", lambda _: None)
+    store, main, _, header = runs_late()
+    queued = Claim("b", "shop.rebuild", "pwr", 1_000, on_conflict="queue", join="its message")
+    assert store.acquire("1:00", queued).outcome == "queued"
+
+    header.again = True
+    main.settle(header, "shop.rebuild", State.COMPLETED)
+
+    eventually(lambda: not main.retry_queue.waiting())
+    assert published == ["b"]
+
+
+@pytest.mark.parametrize("reply", ["of an act that ran", "of an act that did not run"])
+def test_an_end_without_a_reply_loses_no_call_that_has_its_turn(monkeypatch, caplog, reply):
+    published: list[str] = []
+
+    def publish_called(_: object, _key: str, called: tuple[Called, ...]) -> None:
+        published.extend(one.task_id for one in called)
+
+    monkeypatch.setattr(lock_client, "publish_called", publish_called)
+    monkeypatch.setattr(lock_client, "state_of", lambda _: None)
+    store, _, body, header = runs_late()
+    queued = Claim("b", "shop.rebuild", "pwr", 1_000, on_conflict="queue", join="its message")
+    assert store.acquire("1:00", queued).outcome == "queued"
+    finish, replies = store.finish, [reply]
+
+    def without_reply(key: str, end: Finish) -> Finished:
+        if not replies:
+            return finish(key, end)
+        if replies.pop() == "of an act that ran":
+            finish(key, end)
+        raise StoreUnavailable("no reply")
+
+    monkeypatch.setattr(store, "finish", without_reply)
+    with caplog.at_level(logging.WARNING):
+        body.finish(header, "shop.rebuild", State.COMPLETED)
+        eventually(lambda: not body.retry_queue.waiting())
+
+    assert published == ["b"]
+    assert "lost" not in caplog.text
 
 
 def test_a_late_end_is_settled_where_nothing_else_does(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,11 @@ def make_stage(
     make = MakeStage(redis_server, tmp_path_factory, tasks="faults", app_settings=own)
     yield make
     make.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """At how many points producers were killed: their tests run in several processes."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, text in report.user_properties if report.when == "call" else ():
+            if name == "producers":
+                terminalreporter.write_line(text)

@@ -8,16 +8,23 @@
 --          delivery is believed alive while it completes followers, 9 token of the start that
 --          ends, or "" (times in ms), 10 "1" when the message was rejected: it may be redelivered,
 --          and is then to run, 11 the result up to the number of duplicates, 12 the rest, 13 when
---          it expires, in seconds, or 0, 14 "1" when a result that is stored must not be replaced
+--          it expires, in seconds, or 0, 14 "1" when a result that is stored must not be replaced,
+--          15 "1" when the same end is reported again
 -- Returns  as finish; {"stored"}: there is a result, and nothing has changed
 local offset, id, delivery, state = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
 local retention, settle_later, mark_for = ARGV[5] + 0, ARGV[6] == "1", ARGV[7] + 0
 local run_lease, token, rejected = ARGV[8] + 0, ARGV[9], ARGV[10] == "1"
 local head, tail, expires_s, unless_stored = ARGV[11], ARGV[12], ARGV[13], ARGV[14] == "1"
+local again = ARGV[15] == "1"
 local result_key, payloads_key = KEYS[5], KEYS[6]
 -- @include stored
 -- @include sole_run
 local reply, result
+-- What the same end has written, whose reply was lost: it has the number of duplicates.
+local before, counted = again and redis.pcall("GET", result_key), nil
+if type(before) == "string" and before:sub(1, #head) == head then
+  counted = before:sub(#head + 1, -#tail - 1)
+end
 if answered then
   result, reply = head .. answered .. tail, answered + 0
   if unless_stored and expires_s ~= "0" then
@@ -27,7 +34,7 @@ if answered then
     return reply
   end
 end
-if unless_stored and redis.call("EXISTS", result_key) == 1 then return {"stored"} end
+if unless_stored and not counted and redis.call("EXISTS", result_key) == 1 then return {"stored"} end
 if answered then
   redis.call("DEL", key)
 else
@@ -37,6 +44,7 @@ else
   end
   reply = finish()
   if reply.err then return reply end
+  if counted and reply[3] then reply[3] = math.max(reply[3], tonumber(counted) or 0) end
   result = head .. (reply[3] or 0) .. tail
 end
 if expires_s ~= "0" then

@@ -17,17 +17,26 @@ end
 -- @include follower_groups
 local mark_until = now + mark_for
 local task = record[field]
-if not task then return {"not_yours"} end
+if not task then
+  if again then return {"ended", 0, 0, 0, unconfirmed()} end
+  return {"not_yours"}
+end
 local ending, duplicates = task[FLAGS]:find("e"), task[DUPLICATES]
 local mine = task[DELIVERY] == delivery and (task[STATE] == "r" or ending)
 -- No delivery holds it; one that stalled and was taken over has lost it anyway.
 if task[DELIVERY] == "" then
   mine = not task[STATE]:find("[cdx]") and (token == "" or token == task[TOKEN])
 end
-if not mine then return {"not_yours"} end
+if not mine then
+  local kept_end = task[STATE]:find("[cdx]") and (task[DELIVERY] == "" or task[DELIVERY] == delivery)
+  if again and kept_end then return {"ended", 0, 0, 0, unconfirmed()} end
+  return {"not_yours"}
+end
 -- A hard time limit reports twice.
 local function is_awaited() return is_followed(id) or task[FLAGS]:find("f") end
-if ending then return {"ended", 1, duplicates, is_awaited() and 1 or 0} end
+if ending then
+  return {"ended", 1, duplicates, is_awaited() and 1 or 0, again and unconfirmed() or nil}
+end
 -- Its publish was never confirmed: it has replaced others if it ran, else they are restored.
 if task[STATE] == "p" then
   if state == "x" then restore_replaced(id, mark_until) else finalise(id, mark_until) end

@@ -12,7 +12,7 @@ local unpacked, follower, holder_of, orphaned_at = nothing, nothing, nothing, no
 local set_due_time, leave_group, join_group, follow_instead = nothing, nothing, nothing, nothing
 local move, stop_following, attach, is_followed = nothing, nothing, nothing, nothing
 local is_parked, lane_waits, park, call_parked = nothing, nothing, nothing, nothing
-local leave_lane, lane_due = nothing, nothing
+local unconfirmed, leave_lane, lane_due = nothing, nothing, nothing
 
 if following or joins then
   -- The facts and the message of a follower; nil for none.

@@ -6,7 +6,7 @@
 --                  of its states, window, limit, grace, ETA or 0, flags of its task}. Beside it the
 --                  field "\n" and its number, with its id
 -- Expects  record, and to be in follower_groups, behind its functions
--- Defines  is_parked, lane_waits, park, call_parked, leave_lane, lane_due
+-- Defines  is_parked, lane_waits, park, call_parked, unconfirmed, leave_lane, lane_due
 local function parked_as(id)
   local facts, message = follower(id)
   return facts and facts[PARKED], facts, message
@@ -141,6 +141,23 @@ call_parked = function()
     write("t:" .. id, {1, "p", now + #called / 3, now + parked[5], facts[3], kept > 0 and now + kept or 0,
       eta > now and eta or 0, facts[4], 0, 0, "", 0, "", flags, "", "", facts[6], 0, 0})
     called[#called + 1], called[#called + 2], called[#called + 3] = id, again and 1 or 0, message
+  end
+  return called
+end
+
+-- The calls that have their turn and are not confirmed, as call_parked: for a worker that may have
+-- lost the reply with their messages. They may be published already.
+unconfirmed = function()
+  local ids, called, lane = {}, {}, following and following.q
+  for id in pairs(lane and lane.c or {}) do ids[#ids + 1] = id end
+  table.sort(ids, function(one, other) return lane.c[one] < lane.c[other] end)
+  for _, id in ipairs(ids) do
+    local task, facts, message = record["t:" .. id], follower(id)
+    if task and task[STATE] == "p" and facts then
+      if not task[FLAGS]:find("m") then task[FLAGS] = task[FLAGS] .. "m" end
+      write("t:" .. id, task)
+      called[#called + 1], called[#called + 2], called[#called + 3] = id, 1, message
+    end
   end
   return called
 end
