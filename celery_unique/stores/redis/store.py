@@ -265,7 +265,8 @@ class RedisStore:
             if reply is not None:
                 return None if reply == 0 else self._acquired(key, reply, claim)
         command = (*self._acquire_command(key, claim)[:-1], "?")
-        reply = self._commands.run_one(scripts.ACQUIRE, command)
+        resend = _resend_probe if claim.merge else None
+        reply = self._commands.run_one(scripts.ACQUIRE, command, resend)
         return None if reply is None else self._acquired(key, reply, claim)
 
     def withdraw(
@@ -680,6 +681,11 @@ def _is_plain(claim: Claim) -> bool:
 def _resend(command: Command) -> Command:
     """A call whose reply was lost may have been admitted: it must not be its own duplicate."""
     return (*command[:-1], "1") if command[1] in _ADMITTING else command
+
+
+def _resend_probe(command: Command) -> Command:
+    """A merged call whose reply was lost may have added its values: they must not be added again."""
+    return (*command[:-1], "?1")
 
 
 def _attempt_mark(task_id: str, attempt: str) -> str:
