@@ -6,13 +6,16 @@ import json
 import pickle
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import beat, chain, chord, group
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import QueueNotFound, TaskRevokedError
+from kombu import Queue
+from kombu.exceptions import ContentDisallowed
 
 import celery_unique
 from celery_unique import DuplicateTask, InvalidPolicy, UniquePolicy
@@ -85,6 +88,19 @@ def lane_task(app: Any, bodies: Bodies, **options: Any) -> Any:
         return bodies.run(lane, value)
 
     return work
+
+
+@pytest.fixture
+def released() -> Iterator[list[tuple[str, str]]]:
+    """Id and reason of each key that is released."""
+    found = []
+
+    def on_released(sender: str, task_id: str, reason: str, **_: Any) -> None:
+        found.append((task_id, reason))
+
+    celery_unique.unique_released.connect(on_released)
+    yield found
+    celery_unique.unique_released.disconnect(on_released)
 
 
 def parked(app: Any, result: Any) -> list[str]:
@@ -857,6 +873,87 @@ def test_a_call_that_cannot_be_published_keeps_its_place(app, bodies, monkeypatc
         eventually(lambda: reap_orphans(state_of(app), first.unique_key) or second.ready())
         assert [value_of(second), value_of(third)] == [1, 2]
     assert bodies.began == [0, 1, 2]
+
+
+@pytest.mark.parametrize("held", ["by a call before", "by a call just made"])
+def test_a_queue_that_does_not_exist_is_an_error_at_the_call(app, bodies, held):
+    app.conf.task_create_missing_queues = False
+    app.conf.task_queues = [Queue(app.conf.task_default_queue)]
+    work = lane_task(app, bodies)
+    first = work.delay("a", 0)
+    if held == "by a call before":  # else the next call does not ask for the key alone
+        state_of(app).part(UniqueTaskCoordinator).client.taken_until.clear()
+
+    with pytest.raises(QueueNotFound, match="nope"):
+        work.apply_async(("a", 1), queue="nope")
+
+    assert parked(app, first) == []
+
+
+def test_a_call_whose_queue_is_gone_fails_in_its_turn_and_the_lane_goes_on(
+    app, bodies, caplog, released
+):
+    app.conf.task_create_missing_queues = False
+    app.conf.task_queues = [Queue(app.conf.task_default_queue), Queue("old")]
+    work, failed = lane_task(app, bodies), threading.Event()
+
+    @app.task(name="shop.note", shared=False)
+    def note(*_: Any) -> None:
+        failed.set()
+
+    first = work.delay("a", 0)
+    second = work.apply_async(("a", 1), queue="old", link_error=note.si())
+    third = work.delay("a", 2)
+    assert (second.outcome, third.outcome) == ("queued", "queued")
+    del app.amqp.queues["old"]
+
+    bodies.gate.set()
+    with working(app):
+        assert value_of(first) == 0
+        eventually(lambda: parked(app, first) == [third.id])
+        advance(app, 120)  # beyond the grace: no other worker has published it
+        reap_orphans(state_of(app), first.unique_key)
+        with pytest.raises(QueueNotFound):
+            value_of(second)
+        assert value_of(third) == 2
+        eventually(failed.is_set)
+
+    assert f"failed parked shop.work[{second.id}]" in caplog.text
+    assert (second.id, "discarded") in released
+
+
+class OtherCodec(Codec):
+    def decode(self, encoded: bytes) -> bytes:
+        raise ValueError("encoded with an older key")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("wrong", ["content type", "codec"])
+def test_a_call_that_no_worker_can_read_fails_in_its_turn_and_the_lane_goes_on(
+    redis_url, bodies, wrong
+):
+    codecs = (Codec(), OtherCodec()) if wrong == "codec" else (None, None)
+    caller, app = (redis_app(redis_url, unique_follower_codec=codec) for codec in codecs)
+    app.conf.task_default_queue = caller.conf.task_default_queue
+    work = lane_task(caller, bodies)
+    lane_task(app, bodies)
+    serializer = "json" if wrong == "codec" else "pickle"
+    first, second = (
+        work.apply_async(("a", n), serializer=serializer if n else "json") for n in range(2)
+    )
+
+    bodies.gate.set()
+    with working(app):
+        assert value_of(first) == 0
+        eventually(lambda: parked(caller, first) == [])
+        advance(app, 120)
+        reap_orphans(state_of(app), first.unique_key)
+        with pytest.raises(ValueError if wrong == "codec" else ContentDisallowed):
+            value_of(second)
+        third = work.delay("a", 2)
+        assert value_of(third) == 2
+
+    assert bodies.began == [0, 2]
 
 
 @pytest.mark.server

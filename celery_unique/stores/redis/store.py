@@ -684,7 +684,7 @@ def _resend(command: Command) -> Command:
 
 
 def _resend_probe(command: Command) -> Command:
-    """A merged call whose reply was lost may have added its values: they must not be added again."""
+    """A merged call whose reply was lost may have added its values: once is enough."""
     return (*command[:-1], "?1")
 
 
