@@ -182,6 +182,37 @@ def test_a_parameter_that_is_not_given_adds_no_values(app):
         assert value_of(first) == [1, 2]
 
 
+@pytest.mark.parametrize("default", [None, ("all",), []])
+def test_a_parameter_that_no_call_gives_keeps_its_default(app, default):
+    seen = []
+
+    @app.task(unique=True, unique_on_conflict="merge", unique_merge="ids", shared=False)
+    def update(shop: int, ids: Any = default) -> None:
+        seen.append(ids)
+
+    alone, first = update.delay(7), update.delay(8)
+    assert update.delay(8).outcome == "merged"
+
+    with working(app):
+        value_of(alone)
+        value_of(first)
+
+    assert seen == [default, default]
+    assert [type(ids) for ids in seen] == [type(default)] * 2
+
+
+def test_a_call_without_its_list_adds_the_default_to_the_lists_of_others(app):
+    @app.task(unique=True, unique_on_conflict="merge", unique_merge="ids", shared=False)
+    def update(shop: int, ids: Any = ("all",)) -> Any:
+        return ids
+
+    first = update.delay(7)
+    update.delay(7, ["a"])
+
+    with working(app):
+        assert value_of(first) == ["all", "a"]
+
+
 def test_the_merged_parameter_is_no_part_of_the_key_and_the_others_are(app):
     index = Index(app)
 
