@@ -22,6 +22,7 @@ from celery_unique import DuplicateTask, InvalidPolicy, UniquePolicy
 from celery_unique.config.app_state import state_of
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.promote import reap_orphans
+from celery_unique.operations.search import Wanted, find_page
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim
@@ -759,6 +760,58 @@ def test_operators_see_how_many_are_parked_and_where_a_call_is(app, bodies):
     assert "2 calls are parked" in why
     assert json.loads(unique(app, "stats", "--json"))["parked"] == 2
     assert "2 calls parked" in unique(app, "stats")
+
+
+@pytest.mark.parametrize("app", SEEN, indirect=True)
+def test_a_list_by_the_id_of_a_parked_call_shows_what_it_waits_for_and_its_position(app, bodies):
+    work = lane_task(app, bodies)
+    first, _, third = [work.delay("a", n) for n in range(3)]
+    flush(app)
+
+    [listed] = [
+        json.loads(line)
+        for line in unique(app, "list", "--task-id", third.id, "--json").splitlines()
+    ]
+    assert (listed["task_id"], listed["parked"], listed["position"]) == (first.id, 2, 2)
+    said = unique(app, "list", "--task-id", third.id)
+    assert "(+2 parked, the call at position 2)" in said
+    found = find_page(state_of(app), Wanted(text=third.id))
+    assert [(lock.task_id, lock.position) for lock in found.locks] == [(first.id, 2)]
+    assert unique(app, "list", "--task-id", first.id, "--json").count("\n") == 1
+
+
+@pytest.mark.parametrize("app", SEEN, indirect=True)
+@pytest.mark.parametrize("since", ["a release", "its lease has lapsed", "its publisher died"])
+def test_calls_that_are_parked_under_a_key_that_no_task_holds_are_seen(app, bodies, since):
+    work = lane_task(app, bodies)
+    first, second, third = [work.delay("a", n) for n in range(3)]
+    flush(app)
+    store = state_of(app).store
+    if since == "a release":
+        assert celery_unique.release(work, ("a", 0))
+    elif since == "its publisher died":
+        store.cancel(first.unique_key, first.id, 3_600_000)
+        assert store.reap(first.unique_key, "dies", 60_000)  # and publishes nothing
+        advance(app, 120)
+    else:
+        advance(app, 25 * 3600)
+
+    lock = celery_unique.lookup(work, ("a", 0))
+    assert (lock.task_id, lock.state, lock.parked, lock.position) == ("", "parked", 2, 0)
+    for position, result in enumerate((second, third), 1):
+        waits = celery_unique.lookup(task_id=result.id, app=app)
+        assert (waits.key, waits.state, waits.position) == (lock.key, "parked", position)
+    [listed] = [json.loads(line) for line in unique(app, "list", "--json").splitlines()]
+    assert (listed["key"], listed["state"], listed["parked"]) == (lock.key, "parked", 2)
+    assert "(+2 parked)" in unique(app, "list", "--state", "parked")
+    assert "(+2 parked, the call at position 2)" in unique(app, "list", "--task-id", third.id)
+    for text, position in (("", 0), (third.id, 2), (lock.key, 0)):
+        found = find_page(state_of(app), Wanted(text=text))
+        assert [(one.state, one.position) for one in found.locks] == [("parked", position)]
+    why = unique(app, "why", third.id)
+    assert "The key is free" not in why
+    assert "No task holds the key" in why
+    assert not unique(app, "list", "--task-id", "no such id", "--json")
 
 
 def test_the_test_kit_shows_parked_calls():
