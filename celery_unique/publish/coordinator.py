@@ -313,7 +313,8 @@ class UniqueTaskCoordinator:
             raise conflicts.lane_is_full(name, key, acquired, conceal=conceal)
         self.client.published.remember(task_id, key)  # a revoke finds its key
         reporting.parked(self.app, name, task_id, acquired, key)
-        return PublishOutcome(task_id, conflicts.queued(key, acquired.holder))
+        holder = None if self.settings.conceal_holder else acquired.holder
+        return PublishOutcome(task_id, conflicts.queued(key, holder))
 
     def _publish_duplicate(
         self, request: PublishRequest, holder: Holder, now: int

@@ -870,6 +870,15 @@ def test_a_redis_that_restarts_keeps_parked_calls_only_with_persistence(start_se
     store.close()
 
 
+def test_with_concealed_holders_a_parked_call_is_not_told_the_state_of_its_holder(bodies):
+    app = make_app("memory://", unique_conceal_holder=True)
+    work = lane_task(app, bodies)
+
+    _, second = [work.delay("a", n) for n in range(2)]
+
+    assert (second.outcome, second.holder_state) == ("queued", None)
+
+
 # -- costs and faults -----------------------------------------------------------------------
 
 
