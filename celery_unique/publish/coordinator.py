@@ -28,7 +28,7 @@ from celery_unique.stores.record import State
 from . import conflicts
 from .atomic import AtomicPublisher
 from .overlapped_acquire import OverlappedPublisher
-from .request import PublishOutcome, PublishRequest, address_of
+from .request import PublishOutcome, PublishRequest, SentEvent, address_of
 from .results import CallOutcome
 from .store_client import AcquireFailed, CallerStoreClient
 
@@ -313,6 +313,8 @@ class UniqueTaskCoordinator:
             raise conflicts.lane_is_full(name, key, acquired, conceal=conceal)
         self.client.published.remember(task_id, key)  # a revoke finds its key
         reporting.parked(self.app, name, task_id, acquired, key)
+        if request.app_state.sends_sent_events and request.follower is not None:
+            SentEvent(self.app, key).publish_parked(request.follower, acquired.position)
         holder = None if self.settings.conceal_holder else acquired.holder
         return PublishOutcome(task_id, conflicts.queued(key, holder))
 
