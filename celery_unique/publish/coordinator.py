@@ -291,6 +291,8 @@ class UniqueTaskCoordinator:
             return False
         lost = healed.lost
         if lost is None:
+            if acquired.outcome == "merged" and not healed.ended:
+                return not self._has_started(request, holder)
             self.client.withdraw_acquired(request, acquired)  # if it has joined
             return True
         if request.follower is None:  # else the call has no message that could replace the holder's
@@ -302,6 +304,18 @@ class UniqueTaskCoordinator:
                 self.client.withdraw_acquired(request, acquired)
                 raise
         return False
+
+    def _has_started(self, request: PublishRequest, holder: Holder) -> bool:
+        """Whether the holder has started since the call was merged into it, so that its run has the
+        values: acquired again, they would run twice. Else they are removed."""
+        if self.client.unmerge(request) is not False:
+            return False
+        try:
+            _, now = self.store.read(request.key)
+        except StoreUnavailable as error:
+            self.client.report_error("read", error, request)
+            return True
+        return now < holder.lease  # before that, what takes values goes only by its end
 
     def _parked(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome:
         """The call is in the store with its whole message: a worker publishes it when its turn
