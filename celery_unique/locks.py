@@ -30,7 +30,7 @@ from .keys.digest import key_of
 from .keys.identity import canonical_text, idempotency_identity, identity, with_key
 from .policy.policy import UniquePolicy
 from .publish.request import current_request, queue_of, registered
-from .publish.stale_holders.lock_view import StoreClock
+from .publish.stale_holders.lock_view import StoreClock, lane_of, parked_ids
 from .stores.record import Record, TaskEntry
 
 
@@ -71,8 +71,9 @@ def lookup(
 
     ``headers`` are those of the call, for a task with ``unique_meta``. An id that this process has
     not published is searched for among all locks. The id of a parked call returns the lock that it
-    waits for, with the ``position`` of the call. A lock whose window has passed while its task
-    waits or runs is returned, too: the next call is admitted beside it.
+    waits for, with the ``position`` of the call. Where calls are parked under a key that no task
+    holds, the lock has no ``task_id`` and the state ``parked``. A lock whose window has passed
+    while its task waits or runs is returned, too: the next call is admitted beside it.
     """
     app_state, key = _find(task, args, kwargs, key, idempotency_key, headers, task_id, app)
     if key is None:
@@ -86,7 +87,7 @@ def lookup(
         held = record.tasks.get(task_id)
         if held is not None and not held.released:
             return _lock(key, task_id, held, now, record.parked)
-        parked = app_state.store.parked(key) if held is None and record.parked else []
+        parked = parked_ids(app_state, key, record) if held is None else []
         lock = lock_of(key, record, now) if task_id in parked else None
         return None if lock is None else replace(lock, position=parked.index(task_id) + 1)
     return lock_of(key, record, now)
@@ -147,9 +148,18 @@ def lock_of(key: str, record: Record, now: int) -> Lock | None:
     """The lock to show: an active task first, then the newest. Released ones hold nothing."""
     tasks = [(i, t) for i, t in record.tasks.items() if not t.released]
     if not tasks:
-        return None
+        return _lane_lock(key, record, now)
     task_id, task = max(tasks, key=lambda item: (item[1].running, item[1].created_at))
     return _lock(key, task_id, task, now, record.parked)
+
+
+def _lane_lock(key: str, record: Record, now: int) -> Lock | None:
+    lane = lane_of(key, record, now)
+    if lane is None:
+        return None
+    entry = lane.entry
+    since, until = moment_of(entry.created_at), moment_of(entry.lease)
+    return Lock(key, entry.task_name, "", lane.state, since, until, parked=lane.parked)
 
 
 def _lock(key: str, task_id: str, task: TaskEntry, now: int, parked: int) -> Lock:
@@ -211,7 +221,7 @@ def _key_of_id(app_state: AppState, task_id: str) -> str | None:
     if known is not None:
         return known
     for key, record in app_state.store.walk():
-        if task_id in record.tasks or (record.parked and task_id in app_state.store.parked(key)):
+        if task_id in record.tasks or task_id in parked_ids(app_state, key, record):
             return key
     return None
 

@@ -134,6 +134,14 @@ called_again = Event(
     "called_again",
     f"published parked {_TASK} once more: its first publish was not confirmed in time",
 )
+unpublishable = Event(
+    ERROR,
+    "unpublishable",
+    f"failed parked {_TASK}: it has its turn and cannot be published: %(error)s",
+    "error",
+    "reason",
+    signal=unique_released,
+)
 promoted = Event(
     WARNING, "promoted", f"promoted follower {_TASK}: holder %(by)s died or was dropped", "by"
 )

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from celery_unique.keys.digest import short_key
-from celery_unique.operations.select import brief, select
+from celery_unique.operations.select import brief, select_with_lanes
 from celery_unique.publish.stale_holders.lock_view import RELEASED, LockView
 
 from .options import json_option, lock_query, selection_of, selection_options
@@ -51,9 +51,10 @@ def list_command(
     One row for each task: a key can have several. The oldest come first; with --sort none, as with
     --json, rows come as the store is walked, in no order. AGE is the time since the call, ABSORBED
     the number of duplicates; calls that wait for their turn under the key are counted behind the
-    name of the task. A shortened key and an id are both accepted by show, why and release.
-    A lock that was released manually holds nothing, and is listed with --state released. With
-    --json every line is one lock, with its whole key.
+    name of the task, with the position of the one whose id is given. A key that no task holds, and
+    under which calls are parked, has the state parked. A shortened key and an id are both accepted
+    by show, why and release. A lock that was released manually holds nothing, and is listed with
+    --state released. With --json every line is one lock, with its whole key.
 
     \b
     celery -A shop unique list
@@ -65,7 +66,7 @@ def list_command(
     selection = selection_of(command.app_state, given)
     locks: Iterable[LockView] = (
         lock
-        for lock in select(command.app_state, selection)
+        for lock in select_with_lanes(command.app_state, selection)
         # A released lock holds nothing.
         if lock.state != RELEASED or RELEASED in selection.states
     )
@@ -119,11 +120,14 @@ class LockTable:
     def row(self, lock: LockView) -> None:
         entry = lock.entry
         cells = [short_key(lock.key), lock.state, brief(lock.age_ms), str(entry.duplicates)]
-        task = f"{entry.task_name} ({entry.label})" if entry.label else entry.task_name
-        if lock.parked:
+        name = entry.task_name or "(no task)"
+        task = f"{name} ({entry.label})" if entry.label else name
+        if lock.position:
+            task += f" (+{lock.parked} parked, the call at position {lock.position})"
+        elif lock.parked:
             task += f" (+{lock.parked} parked)"
         if self._wide:
-            cells += [lock.task_id, task, lock.worker or "-"]
+            cells += [lock.task_id or "-", task, lock.worker or "-"]
         else:
             cells.append(task)
         self._table.row(cells, {1: lock.state})

@@ -123,6 +123,8 @@ def show_parked(screen: Screen, explanation: Explanation, what: str | None) -> N
         return
     calls = "1 call is" if len(parked) == 1 else f"{len(parked)} calls are"
     screen.line()
+    if all(lock.entry.released for lock in explanation.locks):
+        screen.words("No task holds the key: a worker publishes the next call.", kind="warning")
     screen.line(screen.styled(f"{calls} parked, the next one first", "waiting", bold=True))
     places = dict(enumerate(parked[:MOST], start=1))
     if what in parked:

@@ -88,7 +88,7 @@ def _explain(
         kind = "ok" if runs else "warning"
         screen.line()
         screen.words(f"A call now {verdict.text}{by}.", kind=kind, bold=True)
-    elif not explanation.locks:
+    elif not explanation.locks and not explanation.parked:
         screen.line()
         screen.line(screen.styled("The key is free.", "ok", bold=True))
     for lock in explanation.locks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -134,6 +135,14 @@ class FollowerCall:
         assert header is not None
         times = document["grace"], document["lease"]
         return cls(document["task"], args, kwargs, options, header, *times)
+
+    @classmethod
+    def unreadable(cls, task_id: str, key: str, text: str) -> FollowerCall:
+        """In place of a call that cannot be read: its id, and its name where that is readable."""
+        name = ""
+        with suppress(Exception):
+            name = str(json.loads(text)["task"])
+        return cls(name, [], {}, {"task_id": task_id}, LockHeader(task_id, key))
 
     @property
     def task_id(self) -> str:

@@ -118,7 +118,7 @@ def complete(app: Any, call: FollowerCall, outcome: Outcome) -> None:
                 else:
                     _complete_rest(backend, task, request, outcome, meta)
             except Exception as error:
-                if _may_work_later(backend, error):
+                if may_work_later(app, call.name, error):
                     raise
                 # It would not work the next time either: logged once, and it fails.
                 logger.exception("%s[%s] could not be completed", call.name, call.task_id)
@@ -236,10 +236,13 @@ def _stored(backend: Any, task_id: str) -> Any:
     return meta if meta["status"] in states.READY_STATES else None
 
 
-def _may_work_later(backend: Any, error: Exception) -> bool:
+def may_work_later(app: Any, task_name: str, error: Exception) -> bool:
+    """Whether broker or result backend cannot be reached, or refuse for now."""
     if isinstance(error, (OperationalError, BackendError, OSError)):
         return True
-    return bool(backend.exception_safe_to_retry(error))
+    if isinstance(error, KeyError):  # QueueNotFound; Celery has it among Redis's connection errors
+        return False
+    return bool(_backend_of(app, task_name).exception_safe_to_retry(error))
 
 
 #: How a superseded task's reason begins, in the result backend.

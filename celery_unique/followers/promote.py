@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from celery import states
+
 from celery_unique import reporting
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import delay_ms
 from celery_unique.exceptions import StoreUnavailable
 from celery_unique.header import BOOT, LockHeader
 from celery_unique.stores.base import Called, Held, Orphan
+from celery_unique.stores.record import State
 
 from .call import FollowerCall
-from .complete import Outcome, complete, stored_outcome
+from .complete import Outcome, complete, may_work_later, stored_outcome
 
 logger = logging.getLogger("celery_unique")
 
@@ -112,9 +115,7 @@ def publish_called(app_state: AppState, key: str, called: Sequence[Called]) -> N
     def publish() -> None:
         made_room = False
         for one in called:
-            call = readable_call(app_state, one.task_id, one.message)
-            if call is not None:
-                made_room |= _publish_one(app_state, key, one, call)
+            made_room |= _publish_one(app_state, key, one)
         if made_room:
             reap_orphans(app_state, key)
 
@@ -128,31 +129,58 @@ def publish_called(app_state: AppState, key: str, called: Sequence[Called]) -> N
         thread.join()
 
 
-def _publish_one(app_state: AppState, key: str, called: Called, call: FollowerCall) -> bool:
+def _publish_one(app_state: AppState, key: str, called: Called) -> bool:
     """Whether it has ended instead, and has made room for the next one."""
     app, store, task_id = app_state.app, app_state.store, called.task_id
+    call = None
     try:
+        call = call_of(app_state, called.message)
         # It may have run while the store was unavailable.
-        has_run = called.again and stored_outcome(app, call.name, task_id) is not None
-        if has_run or call.has_expired(app):
-            if not has_run:
-                # RabbitMQ would drop the message, and the call would never end.
-                complete(app, call, Outcome.revoked("expired"))
-                logger.info("parked %s[%s] has expired", call.name, task_id)
-            store.cancel(key, task_id, app_state.leases.queue_ms)
-            store.complete_follower(key, task_id)
+        if called.again and stored_outcome(app, call.name, task_id) is not None:
+            _leave_lane(app_state, key, task_id)
+            return True
+        if call.has_expired(app):
+            # RabbitMQ would drop the message, and the call would never end.
+            complete(app, call, Outcome.revoked("expired"))
+            logger.info("parked %s[%s] has expired", call.name, task_id)
+            _leave_lane(app_state, key, task_id)
             return True
         if called.again:
             reporting.called_again(call.name, task_id)
         call.publish(app)
         store.confirm(key, task_id, call.lease_ms)
     except StoreUnavailable as error:  # started, it is confirmed
+        assert call is not None
         reporting.store_error(app, "confirm", error, call.name, task_id, key)
-    except Exception:
-        logger.exception("task %s has its turn and cannot be published; it is retried", task_id)
-        return False
+    except Exception as error:
+        call = call or FollowerCall.unreadable(task_id, key, called.message)
+        # Another worker may know its queue, or read its message: it gets a second turn.
+        if not called.again or may_work_later(app, call.name, error):
+            logger.exception("task %s has its turn and cannot be published; it is retried", task_id)
+            return False
+        return _fail(app_state, key, call, error)
     reporting.called(call.name, task_id, app=app, key=key, parked=True)
     return False
+
+
+def _fail(app_state: AppState, key: str, call: FollowerCall, error: Exception) -> bool:
+    """End a parked call that can never be published, or its lane would wait for ever. Whether it
+    has made room for the next one."""
+    app, task_id = app_state.app, call.task_id
+    try:
+        complete(app, call, Outcome(states.FAILURE, error))
+        _leave_lane(app_state, key, task_id)
+    except Exception:
+        logger.exception("task %s does not have its outcome yet; it is retried", task_id)
+        return False
+    ended, why = str(State.DISCARDED), repr(error)
+    reporting.unpublishable(call.name, task_id, error=why, reason=ended, key=key, app=app)
+    return True
+
+
+def _leave_lane(app_state: AppState, key: str, task_id: str) -> None:
+    app_state.store.cancel(key, task_id, app_state.leases.queue_ms)
+    app_state.store.complete_follower(key, task_id)
 
 
 def reap_orphans(app_state: AppState, key: str) -> bool:
@@ -188,12 +216,12 @@ class _Round:
         for orphan in orphans:
             if time.monotonic() > self._claimed_until:
                 break  # claim the rest again, before another reaper does
+            if orphan.called is not None:
+                _publish_one(self._app_state, self._key, orphan.called)
+                progress = True
+                continue
             call = readable_call(self._app_state, orphan.follower_id, orphan.message)
             if call is None or orphan.holder in self._left:
-                continue
-            if orphan.called is not None:
-                _publish_one(self._app_state, self._key, orphan.called, call)
-                progress = True
                 continue
             outcome = self._outcome_for(orphan, call)
             if outcome is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kombu.utils import json
@@ -20,7 +20,8 @@ _loads: Callable[[str], Any] = json.loads
 
 
 def merged_values(call: Call, names: tuple[str, ...]) -> str:
-    """Return the lists of these parameters as JSON, in the wire form of a message."""
+    """Return the lists of these parameters as JSON, in the wire form of a message; null for one
+    that the call does not give."""
     lists = {name: _list_of(call, name) for name in names}
     try:
         return _encoded(lists)
@@ -29,12 +30,13 @@ def merged_values(call: Call, names: tuple[str, ...]) -> str:
         raise _wrong(call, name, f"has a value that JSON cannot carry ({error})") from None
 
 
-def _list_of(call: Call, name: str) -> list[Any]:
+def _list_of(call: Call, name: str) -> list[Any] | None:
     value = given_argument(call, name, _NOT_GIVEN)
+    given = value is not _NOT_GIVEN and _is_given(call, name)
     if isinstance(value, (list, tuple)):
-        return list(value)
-    if value is _NOT_GIVEN or (value is None and not _is_given(call, name)):
-        return []
+        return list(value) if given else None
+    if not given and (value is _NOT_GIVEN or value is None):
+        return None
     raise _wrong(call, name, f"is {shown(value)}, not a list")
 
 
@@ -45,7 +47,7 @@ def _is_given(call: Call, name: str) -> bool:
     return name in positional[: len(call.args)]
 
 
-def _has_json(values: list[Any]) -> bool:
+def _has_json(values: list[Any] | None) -> bool:
     try:
         _encoded(values)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -61,15 +63,27 @@ def _wrong(call: Call, name: str, why: str) -> UniqueKeyError:
     )
 
 
-def lists_in(payload: str, decoded: Callable[[str], str]) -> dict[str, list[Any]]:
-    """Return the lists of all calls of a payload, by the name of their parameter. ``decoded``
-    reads those that are stored encoded."""
-    merged: dict[str, list[Any]] = {}
+def lists_in(
+    payload: str, decoded: Callable[[str], str], signature: inspect.Signature | None
+) -> dict[str, list[Any]]:
+    """Return the lists of all calls of a payload, by the name of their parameter: of a call that
+    does not give one, its default; nothing where no call does. ``decoded`` reads those that are
+    stored encoded."""
+    found: dict[str, list[list[Any] | None]] = {}
     for line in payload.splitlines():
         _, lists = _loads(line)
         for name, values in (_loads(decoded(lists)) if isinstance(lists, str) else lists).items():
-            merged.setdefault(name, []).extend(values)
-    return merged
+            found.setdefault(name, []).append(values)
+    defaults = parameters_of(signature).defaults if signature is not None else {}
+    return {
+        name: [value for values in each for value in _or_default(values, defaults.get(name))]
+        for name, each in found.items()
+        if any(values is not None for values in each)
+    }
+
+
+def _or_default(values: list[Any] | None, default: Any) -> Sequence[Any]:
+    return values if values is not None else default or ()
 
 
 def with_lists(

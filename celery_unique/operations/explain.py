@@ -16,7 +16,7 @@ from celery_unique.keys.identity import identify, policy_for, with_key
 from celery_unique.locks import text_of_call, text_of_idempotency_key
 from celery_unique.policy.durations import milliseconds
 from celery_unique.policy.policy import UniquePolicy
-from celery_unique.publish.stale_holders.lock_view import LockView, locks_of
+from celery_unique.publish.stale_holders.lock_view import LockView, locks_of, parked_ids
 from celery_unique.publish.stale_holders.lost_messages import missing_messages
 from celery_unique.publish.stale_holders.workers import NoAnswer, process_of
 from celery_unique.stores import acts
@@ -54,7 +54,7 @@ def explain_record(app_state: AppState, key: str, record: Record, now: int) -> E
         now,
         made_from=_guard_text(key, record),
         more_marks=record.more_marks,
-        parked=_parked(app_state, key, record),
+        parked=tuple(parked_ids(app_state, key, record)),
     )
 
 
@@ -62,10 +62,6 @@ def _guard_text(key: str, record: Record) -> str | None:
     """Only the key of a guard can be computed from its record: it is made of the task id."""
     texts = (guarded_by(key, task_id) for task_id in (*record.tasks, *record.marks))
     return next((text for text in texts if text is not None), None)
-
-
-def _parked(app_state: AppState, key: str, record: Record) -> tuple[str, ...]:
-    return tuple(app_state.store.parked(key)) if record.parked else ()
 
 
 def explain_call(
@@ -127,7 +123,7 @@ def _explain(
         verdict,
         _shown_policy(policy),
         record.more_marks,
-        _parked(app_state, key, record),
+        tuple(parked_ids(app_state, key, record)),
     )
 
 

@@ -11,7 +11,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -20,10 +20,10 @@ from celery_unique.config.app_state import AppState
 from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.locks import key_of_idempotency_key
 from celery_unique.policy.states import STATES, TERMINAL
-from celery_unique.publish.stale_holders.lock_view import LockView, StoreClock
+from celery_unique.publish.stale_holders.lock_view import LockView, StoreClock, lane_of
 from celery_unique.stores.record import Record, TaskEntry
 
-from .select import Selection, holders_of, is_key
+from .select import Selection, holders_of, is_key, position_of
 
 PER_PAGE = 100
 #: More locks than these pages hold are found by narrowing the search.
@@ -194,7 +194,7 @@ def _matching(
     selection, text = wanted.selection(), wanted.text.lower()
     keys = _keys_of_idempotency_key(app_state, wanted.text)
     for key, record, now in _records(app_state, wanted.text, stop_at):
-        for lock in holders_of(key, record, now)[:1]:
+        for lock in _shown(key, record, now):
             name = lock.entry.task_name
             found.seen += 1
             found.states[lock.state] += 1
@@ -204,7 +204,10 @@ def _matching(
             if not selection.matches(lock):
                 continue
             if key not in keys and not any(text in part.lower() for part in searched):
-                continue
+                position = position_of(app_state, key, record, wanted.text)
+                if not position:
+                    continue
+                lock = replace(lock, position=position)
             if wanted.shows(lock.state) or key == wanted.text:
                 found.matched += 1
                 yield lock
@@ -213,6 +216,12 @@ def _matching(
         if monotonic() > stop_at:
             break
     found.complete = monotonic() <= stop_at
+
+
+def _shown(key: str, record: Record, now: int) -> list[LockView]:
+    """What the list shows of a key: its holder, or the lane that no task holds."""
+    lane = lane_of(key, record, now)
+    return holders_of(key, record, now)[:1] if lane is None else [lane]
 
 
 def _records(app_state: AppState, text: str, stop_at: float) -> Iterable[tuple[str, Record, int]]:

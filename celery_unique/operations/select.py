@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_unique.config.app_state import AppState, state_of
@@ -13,11 +13,14 @@ from celery_unique.exceptions import InvalidPolicy, UnreadableRecord, one_of, sh
 from celery_unique.keys.digest import guard_key
 from celery_unique.policy.states import LIVE, STATES, TERMINAL
 from celery_unique.publish.stale_holders.lock_view import (
+    PARKED,
     RELEASED,
     UNREADABLE,
     LockView,
     StoreClock,
+    lane_of,
     locks_of,
+    parked_ids,
 )
 from celery_unique.stores.record import Record
 
@@ -34,7 +37,7 @@ STATE_GROUPS = {
     "failed": ("discarded",),
     "revoked": ("cancelled",),
 }
-STATE_NAMES = (*STATES, *STATE_GROUPS, RELEASED, UNREADABLE)
+STATE_NAMES = (*STATES, *STATE_GROUPS, PARKED, RELEASED, UNREADABLE)
 
 _WHOLE_KEY = re.compile(r"\d+:[0-9a-f]{64}")
 _PART_OF_KEY = re.compile(r"(?:\d+:)?[0-9a-f]{6,64}")
@@ -97,19 +100,46 @@ def installed_state(app: Any) -> AppState:
 
 def select(app_state: AppState, selection: Selection) -> Iterator[LockView]:
     """The locks that match, in the order of the store's cursor."""
-    for lock in _all_locks(app_state, selection.key):
-        if selection.matches(lock):
-            yield lock
+    for key, record, now in _all_records(app_state, selection.key):
+        yield from filter(selection.matches, locks_of(key, record, now))
 
 
-def _all_locks(app_state: AppState, key: str | None) -> Iterator[LockView]:
+def select_with_lanes(app_state: AppState, selection: Selection) -> Iterator[LockView]:
+    """The same; also lanes that no task holds, and by the id of a parked call what it waits for,
+    with its position: to see, and not to release."""
+    for key, record, now in _all_records(app_state, selection.key):
+        found = [lock for lock in locks_of(key, record, now) if selection.matches(lock)]
+        yield from found
+        if not found or selection.task_id is None:
+            yield from _lanes(app_state, selection, key, record, now)
+
+
+def _lanes(
+    app_state: AppState, selection: Selection, key: str, record: Record, now: int
+) -> Iterator[LockView]:
+    lane = lane_of(key, record, now)
+    waited_for = [lane] if lane is not None else []
+    if selection.task_id is not None:
+        position = position_of(app_state, key, record, selection.task_id)
+        selection = replace(selection, task_id=None)
+        locks = waited_for or holders_of(key, record, now)
+        waited_for = [replace(lock, position=position) for lock in locks if position]
+    yield from filter(selection.matches, waited_for)
+
+
+def position_of(app_state: AppState, key: str, record: Record, task_id: str | None) -> int:
+    """The place of a parked call in the lane of the key; 0: it is not parked there."""
+    parked = parked_ids(app_state, key, record) if task_id else []
+    return parked.index(task_id) + 1 if task_id in parked else 0
+
+
+def _all_records(app_state: AppState, key: str | None) -> Iterator[tuple[str, Record, int]]:
     if key is not None:
-        record, now = _read(app_state, key)
-        yield from locks_of(key, record, now)
+        yield key, *_read(app_state, key)
         return
     clock = StoreClock(app_state)
     for found, record in app_state.store.walk():
-        yield from locks_of(found, record, clock.now())
+        yield found, record, clock.now()
 
 
 def _read(app_state: AppState, key: str) -> tuple[Record, int]:
@@ -142,7 +172,7 @@ def find(app_state: AppState, text: str) -> Iterator[tuple[str, Record, int]]:
         if record.more_until and (mark := app_state.store.mark(key, text)):
             record.marks[text] = mark  # kept beside the record
         known = text in record.tasks or text in record.marks or (part and _begins_with(key, part))
-        if known or (record.parked and text in app_state.store.parked(key)):
+        if known or text in parked_ids(app_state, key, record):
             yield key, record, clock.now()
 
 

@@ -28,7 +28,7 @@ from celery_unique.stores.record import State
 from . import conflicts
 from .atomic import AtomicPublisher
 from .overlapped_acquire import OverlappedPublisher
-from .request import PublishOutcome, PublishRequest, address_of
+from .request import PublishOutcome, PublishRequest, SentEvent, address_of
 from .results import CallOutcome
 from .store_client import AcquireFailed, CallerStoreClient
 
@@ -292,6 +292,8 @@ class UniqueTaskCoordinator:
             return False
         lost = healed.lost
         if lost is None:
+            if acquired.outcome == "merged" and not healed.ended:
+                return not self._has_started(request, holder)
             self.client.withdraw_acquired(request, acquired)  # if it has joined
             return True
         if request.follower is None:  # else the call has no message that could replace the holder's
@@ -304,6 +306,18 @@ class UniqueTaskCoordinator:
                 raise
         return False
 
+    def _has_started(self, request: PublishRequest, holder: Holder) -> bool:
+        """Whether the holder has started since the call was merged into it, so that its run has the
+        values: acquired again, they would run twice. Else they are removed."""
+        if self.client.unmerge(request) is not False:
+            return False
+        try:
+            _, now = self.store.read(request.key)
+        except StoreUnavailable as error:
+            self.client.report_error("read", error, request)
+            return True
+        return now < holder.lease  # before that, what takes values goes only by its end
+
     def _parked(self, request: PublishRequest, acquired: Acquired) -> PublishOutcome:
         """The call is in the store with its whole message: a worker publishes it when its turn
         comes. Or its lane is full."""
@@ -314,7 +328,10 @@ class UniqueTaskCoordinator:
             raise conflicts.lane_is_full(name, key, acquired, conceal=conceal)
         self.client.published.remember(task_id, key)  # a revoke finds its key
         reporting.parked(self.app, name, task_id, acquired, key)
-        return PublishOutcome(task_id, conflicts.queued(key, acquired.holder))
+        if request.app_state.sends_sent_events and request.follower is not None:
+            SentEvent(self.app, key).publish_parked(request.follower, acquired.position)
+        holder = None if self.settings.conceal_holder else acquired.holder
+        return PublishOutcome(task_id, conflicts.queued(key, holder))
 
     def _publish_duplicate(
         self, request: PublishRequest, holder: Holder, now: int

@@ -14,7 +14,7 @@ from celery_unique.exceptions import DuplicateTask
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.complete import Outcome, complete, stored_outcome
 
-from .request import CANVAS, PublishOutcome, PublishRequest, is_in_canvas
+from .request import CANVAS, PublishOutcome, PublishRequest, is_in_canvas, queue_of
 
 #: Strategies under which a duplicate joins: under the others it raises or replaces the holder.
 JOINING = ("ignore", "rerun", "merge")
@@ -32,6 +32,12 @@ def prepare_to_join(request: PublishRequest, settings: UniqueSettings) -> None:
         _declare_reply_queue(app_state.app, request.identify(), options)
     elif not request.awaited and not parks:
         return
+    # A worker publishes or promotes it later: a queue that does not exist is an error here.
+    queue_of(
+        *(app_state, request.task_name, request.args, request.kwargs),
+        app_state.app._tasks.get(request.task_name),
+        options,
+    )
     request.follower = FollowerCall.of(
         app_state.app,
         request.task_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -15,6 +16,8 @@ import celery
 from celery._state import _task_stack
 from celery.app.task import Context
 from celery.utils import uuid
+from celery.utils.saferepr import saferepr
+from kombu.exceptions import OperationalError
 
 from celery_unique.config.app_state import AppState
 from celery_unique.config.leases import delay_ms, expires_ms, publish_retry_ms
@@ -42,6 +45,8 @@ from .results import CallOutcome
 
 if TYPE_CHECKING:
     from .coordinator import UniqueTaskCoordinator
+
+logger = logging.getLogger("celery_unique")
 
 #: Celery's ``send_task``, or what runs an eager call in its place.
 SendTask = Callable[..., Any]
@@ -274,8 +279,31 @@ class SentEvent:
     def publish(self, type_: str, fields: dict[str, Any], producer: Any, **options: Any) -> None:
         from celery_unique.worker.monitor_events import shown_as_unique
 
-        fields = {**fields, "result": shown_as_unique(self._key)}
+        fields = {"result": shown_as_unique(self._key), **fields}
         self._app.amqp._event_dispatcher.publish(type_, fields, producer, **options)
+
+    def publish_parked(self, call: FollowerCall, position: int) -> None:
+        """Monitors show a parked call before its turn, as they show one that waits in a queue."""
+        from celery_unique.worker.monitor_events import shown_as_unique
+
+        options = call.options
+        fields = {name: options.get(name) for name in ("root_id", "parent_id", "eta", "expires")}
+        fields |= {
+            "uuid": call.task_id,
+            "name": call.name,
+            "args": options.get("argsrepr") or saferepr(call.args),
+            "kwargs": options.get("kwargsrepr") or saferepr(call.kwargs),
+            "retries": 0,
+            "result": f"{shown_as_unique(self._key)}, parked at position {position}",
+        }
+        try:
+            with (
+                self._app.producer_or_acquire() as producer,
+                producer.connection._reraise_as_library_errors(),
+            ):
+                self.publish("task-sent", fields, producer, retry=False)
+        except (OperationalError, OSError) as error:  # the call is parked anyway
+            logger.warning("monitors miss parked %s[%s]: %s", call.name, call.task_id, error)
 
 
 # -- calls that apply_many publishes together -----------------------------------------

@@ -319,10 +319,11 @@ class CallerStoreClient:
         if request.merge and acquired.outcome in ("joined", "merged"):
             self.unmerge(request)
 
-    def unmerge(self, request: PublishRequest) -> None:
-        """The values of the call go another way, or its caller gets an error."""
+    def unmerge(self, request: PublishRequest) -> object:
+        """The values of the call go another way, or its caller gets an error. Returns whether they
+        were removed: a task that has started keeps them. None: the store did not reply."""
         request.may_be_merged = False
-        self._apply(
+        return self._apply(
             "unmerge",
             partial(self.store.unmerge, request.key, request.task_id),
             f"remove the values that {request.task_name}[{request.task_id}] has merged",
@@ -362,11 +363,13 @@ class CallerStoreClient:
 
     def _apply(
         self, name: str, act: Callable[[], object], what: str, request: PublishRequest
-    ) -> None:
+    ) -> object:
+        """What the act returns; None: it is repeated until the store replies."""
         try:
-            act()
+            return act()
         except StoreUnavailable as error:
             self._retry(name, error, act, what, request)
+            return None
 
     def _retry(
         self,

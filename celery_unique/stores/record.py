@@ -421,6 +421,14 @@ class Record:
         lane = self.following.lane if self.following is not None else None
         return lane.count if lane is not None else 0
 
+    @property
+    def called_before(self) -> list[str]:
+        """Calls that had their turn, and whose publish was not confirmed in time: they are
+        published again, before those that are parked."""
+        lane = self.following.lane if self.following is not None else None
+        called = lane.called if lane is not None else {}
+        return sorted((i for i in called if i not in self.tasks), key=lambda i: called[i])
+
     def mark_of(self, task_id: str, now: int) -> Mark | None:
         mark = self.marks.get(task_id)
         if mark is None and self.more_until:

@@ -26,6 +26,7 @@ from celery_unique.header import LockHeader
 from celery_unique.keys.merge import lists_in
 from celery_unique.locks import Lock, lock_of, lookup
 from celery_unique.policy.durations import parse_duration
+from celery_unique.policy.task_options import signature_of
 from celery_unique.stores.memory import MemoryStore
 from celery_unique.stores.record import State
 from celery_unique.worker.lock_client import WorkerLockClient
@@ -135,12 +136,14 @@ class UniqueLocks:
         self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> dict[str, list[Any]]:
         """The lists with which the holder of the key of such a call runs, by the name of their
-        parameter (``unique_on_conflict="merge"``)."""
+        parameter (``unique_on_conflict="merge"``); not one that no call has given."""
         lock = lookup(task, args, kwargs, app=self.app)
         if lock is None:
             return {}
         decode = partial(decoded, state_of(self.app).settings.follower_codec)
-        return lists_in(self._store.payload(lock.key, lock.task_id), decode)
+        known = self.app.tasks.get(lock.task_name)
+        signature = signature_of(known) if known is not None else None
+        return lists_in(self._store.payload(lock.key, lock.task_id), decode, signature)
 
     def assert_held(
         self,

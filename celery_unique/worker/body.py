@@ -75,8 +75,9 @@ def around_body(app_state: AppState, task: Any, original: Body) -> Body:
             try:
                 if delivery.header.payload:
                     decode = functools.partial(decoded, app_state.settings.follower_codec)
-                    lists = lists_in(delivery.header.payload, decode)
-                    args, kwargs = with_lists(signature_of(task), lists, args, kwargs)
+                    signature = signature_of(task)
+                    lists = lists_in(delivery.header.payload, decode, signature)
+                    args, kwargs = with_lists(signature, lists, args, kwargs)
                 result = original(*args, **kwargs)
             except BaseException as error:
                 finish(delivery, request, end_by(delivery, request, error))

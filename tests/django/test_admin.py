@@ -250,6 +250,43 @@ def test_calls_that_are_parked_under_a_key_are_counted():
 
 
 @inside_django
+def test_a_parked_call_is_found_by_its_id_with_its_position():
+    from tests.django.people import claim
+
+    empty_store()
+    key = hold("shop.rebuild", "first")
+    hold("shop.other", "another")
+    for task_id in ("second", "third"):
+        store().acquire(key, claim(task_id, on_conflict="queue", join=f"message of {task_id}"))
+    client = client_of(staff(SEE))
+
+    found = text_of(client.get(LIST, {"q": "third"}))
+    assert "(2 parked, the call at position 2)" in found
+    assert "another" not in found
+    page = text_of(client.get(f"{LIST}{key}/change/"))
+    assert page.index("Parked calls (2), by position") < page.index("second") < page.index("third")
+
+
+@inside_django
+def test_parked_calls_are_shown_although_no_task_holds_their_key():
+    from tests.django.people import claim
+
+    empty_store()
+    key = hold("shop.rebuild", "first")
+    store().acquire(key, claim("second", on_conflict="queue", join="message of second"))
+    store().release(key)
+    client = client_of(staff(SEE, FREE, STOP))
+
+    listed = text_of(client.get(LIST))
+    assert "(1 parked)" in listed
+    assert 'class="action-select"' not in listed
+    page = text_of(client.get(f"{LIST}{key}/change/"))
+    assert "No task holds this key" in page
+    assert "second" in page
+    assert 'value="Release"' not in page
+
+
+@inside_django
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati"])
 def test_an_eta_at_the_end_of_all_dates_is_shown(zone):
     import time

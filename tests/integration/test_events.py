@@ -189,3 +189,33 @@ def test_a_sent_event_shows_that_the_task_is_unique(make_shop):
     [sent] = monitor.heard
     assert (sent["type"], sent["uuid"]) == ("task-sent", result.id)
     assert sent["result"] == f"unique, key {result.unique_key[:14]}"
+
+
+def test_a_sent_event_shows_a_call_that_is_parked(make_shop):
+    app = make_shop(task_send_sent_event=True)
+    monitor = Monitor(app)
+
+    results = [app.tasks["rebuild"].apply_async((7,), unique_on_conflict="queue") for _ in "abc"]
+
+    assert [result.outcome for result in results] == ["created", "queued", "queued"]
+    monitor.duplicates()
+    assert [(sent["type"], sent["uuid"]) for sent in monitor.heard] == [
+        ("task-sent", result.id) for result in results
+    ]
+    last = monitor.heard[-1]
+    assert (last["name"], last["args"], last["kwargs"]) == ("rebuild", "[7]", "{}")
+    assert last["result"] == f"unique, key {results[0].unique_key[:14]}, parked at position 2"
+
+
+def test_a_parked_call_does_not_depend_on_its_event(make_shop, monkeypatch, caplog):
+    app = make_shop(task_send_sent_event=True)
+    first = app.tasks["rebuild"].apply_async((7,), unique_on_conflict="queue")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionRefusedError("no broker")
+
+    monkeypatch.setattr(type(app.amqp._event_dispatcher), "publish", refuse)
+    second = app.tasks["rebuild"].apply_async((7,), unique_on_conflict="queue")
+
+    assert (first.outcome, second.outcome) == ("created", "queued")
+    assert f"monitors miss parked rebuild[{second.id}]: no broker" in caplog.text

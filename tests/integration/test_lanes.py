@@ -6,19 +6,23 @@ import json
 import pickle
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import beat, chain, chord, group
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import QueueNotFound, TaskRevokedError
+from kombu import Queue
+from kombu.exceptions import ContentDisallowed
 
 import celery_unique
 from celery_unique import DuplicateTask, InvalidPolicy, UniquePolicy
 from celery_unique.config.app_state import state_of
 from celery_unique.followers.call import FollowerCall
 from celery_unique.followers.promote import reap_orphans
+from celery_unique.operations.search import Wanted, find_page
 from celery_unique.publish.coordinator import UniqueTaskCoordinator
 from celery_unique.stores import open_store
 from celery_unique.stores.base import Claim
@@ -85,6 +89,19 @@ def lane_task(app: Any, bodies: Bodies, **options: Any) -> Any:
         return bodies.run(lane, value)
 
     return work
+
+
+@pytest.fixture
+def released() -> Iterator[list[tuple[str, str]]]:
+    """Id and reason of each key that is released."""
+    found = []
+
+    def on_released(sender: str, task_id: str, reason: str, **_: Any) -> None:
+        found.append((task_id, reason))
+
+    celery_unique.unique_released.connect(on_released)
+    yield found
+    celery_unique.unique_released.disconnect(on_released)
 
 
 def parked(app: Any, result: Any) -> list[str]:
@@ -745,6 +762,58 @@ def test_operators_see_how_many_are_parked_and_where_a_call_is(app, bodies):
     assert "2 calls parked" in unique(app, "stats")
 
 
+@pytest.mark.parametrize("app", SEEN, indirect=True)
+def test_a_list_by_the_id_of_a_parked_call_shows_what_it_waits_for_and_its_position(app, bodies):
+    work = lane_task(app, bodies)
+    first, _, third = [work.delay("a", n) for n in range(3)]
+    flush(app)
+
+    [listed] = [
+        json.loads(line)
+        for line in unique(app, "list", "--task-id", third.id, "--json").splitlines()
+    ]
+    assert (listed["task_id"], listed["parked"], listed["position"]) == (first.id, 2, 2)
+    said = unique(app, "list", "--task-id", third.id)
+    assert "(+2 parked, the call at position 2)" in said
+    found = find_page(state_of(app), Wanted(text=third.id))
+    assert [(lock.task_id, lock.position) for lock in found.locks] == [(first.id, 2)]
+    assert unique(app, "list", "--task-id", first.id, "--json").count("\n") == 1
+
+
+@pytest.mark.parametrize("app", SEEN, indirect=True)
+@pytest.mark.parametrize("since", ["a release", "its lease has lapsed", "its publisher died"])
+def test_calls_that_are_parked_under_a_key_that_no_task_holds_are_seen(app, bodies, since):
+    work = lane_task(app, bodies)
+    first, second, third = [work.delay("a", n) for n in range(3)]
+    flush(app)
+    store = state_of(app).store
+    if since == "a release":
+        assert celery_unique.release(work, ("a", 0))
+    elif since == "its publisher died":
+        store.cancel(first.unique_key, first.id, 3_600_000)
+        assert store.reap(first.unique_key, "dies", 60_000)  # and publishes nothing
+        advance(app, 120)
+    else:
+        advance(app, 25 * 3600)
+
+    lock = celery_unique.lookup(work, ("a", 0))
+    assert (lock.task_id, lock.state, lock.parked, lock.position) == ("", "parked", 2, 0)
+    for position, result in enumerate((second, third), 1):
+        waits = celery_unique.lookup(task_id=result.id, app=app)
+        assert (waits.key, waits.state, waits.position) == (lock.key, "parked", position)
+    [listed] = [json.loads(line) for line in unique(app, "list", "--json").splitlines()]
+    assert (listed["key"], listed["state"], listed["parked"]) == (lock.key, "parked", 2)
+    assert "(+2 parked)" in unique(app, "list", "--state", "parked")
+    assert "(+2 parked, the call at position 2)" in unique(app, "list", "--task-id", third.id)
+    for text, position in (("", 0), (third.id, 2), (lock.key, 0)):
+        found = find_page(state_of(app), Wanted(text=text))
+        assert [(one.state, one.position) for one in found.locks] == [("parked", position)]
+    why = unique(app, "why", third.id)
+    assert "The key is free" not in why
+    assert "No task holds the key" in why
+    assert not unique(app, "list", "--task-id", "no such id", "--json")
+
+
 def test_the_test_kit_shows_parked_calls():
     app = make_app("memory://")
     work = define(app, **LANE)
@@ -799,6 +868,15 @@ def test_a_redis_that_restarts_keeps_parked_calls_only_with_persistence(start_se
 
     assert store.parked(key) == (["b", "c"] if append_only else [])
     store.close()
+
+
+def test_with_concealed_holders_a_parked_call_is_not_told_the_state_of_its_holder(bodies):
+    app = make_app("memory://", unique_conceal_holder=True)
+    work = lane_task(app, bodies)
+
+    _, second = [work.delay("a", n) for n in range(2)]
+
+    assert (second.outcome, second.holder_state) == ("queued", None)
 
 
 # -- costs and faults -----------------------------------------------------------------------
@@ -857,6 +935,87 @@ def test_a_call_that_cannot_be_published_keeps_its_place(app, bodies, monkeypatc
         eventually(lambda: reap_orphans(state_of(app), first.unique_key) or second.ready())
         assert [value_of(second), value_of(third)] == [1, 2]
     assert bodies.began == [0, 1, 2]
+
+
+@pytest.mark.parametrize("held", ["by a call before", "by a call just made"])
+def test_a_queue_that_does_not_exist_is_an_error_at_the_call(app, bodies, held):
+    app.conf.task_create_missing_queues = False
+    app.conf.task_queues = [Queue(app.conf.task_default_queue)]
+    work = lane_task(app, bodies)
+    first = work.delay("a", 0)
+    if held == "by a call before":  # else the next call does not ask for the key alone
+        state_of(app).part(UniqueTaskCoordinator).client.taken_until.clear()
+
+    with pytest.raises(QueueNotFound, match="nope"):
+        work.apply_async(("a", 1), queue="nope")
+
+    assert parked(app, first) == []
+
+
+def test_a_call_whose_queue_is_gone_fails_in_its_turn_and_the_lane_goes_on(
+    app, bodies, caplog, released
+):
+    app.conf.task_create_missing_queues = False
+    app.conf.task_queues = [Queue(app.conf.task_default_queue), Queue("old")]
+    work, failed = lane_task(app, bodies), threading.Event()
+
+    @app.task(name="shop.note", shared=False)
+    def note(*_: Any) -> None:
+        failed.set()
+
+    first = work.delay("a", 0)
+    second = work.apply_async(("a", 1), queue="old", link_error=note.si())
+    third = work.delay("a", 2)
+    assert (second.outcome, third.outcome) == ("queued", "queued")
+    del app.amqp.queues["old"]
+
+    bodies.gate.set()
+    with working(app):
+        assert value_of(first) == 0
+        eventually(lambda: parked(app, first) == [third.id])
+        advance(app, 120)  # beyond the grace: no other worker has published it
+        reap_orphans(state_of(app), first.unique_key)
+        with pytest.raises(QueueNotFound):
+            value_of(second)
+        assert value_of(third) == 2
+        eventually(failed.is_set)
+
+    assert f"failed parked shop.work[{second.id}]" in caplog.text
+    assert (second.id, "discarded") in released
+
+
+class OtherCodec(Codec):
+    def decode(self, encoded: bytes) -> bytes:
+        raise ValueError("encoded with an older key")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("wrong", ["content type", "codec"])
+def test_a_call_that_no_worker_can_read_fails_in_its_turn_and_the_lane_goes_on(
+    redis_url, bodies, wrong
+):
+    codecs = (Codec(), OtherCodec()) if wrong == "codec" else (None, None)
+    caller, app = (redis_app(redis_url, unique_follower_codec=codec) for codec in codecs)
+    app.conf.task_default_queue = caller.conf.task_default_queue
+    work = lane_task(caller, bodies)
+    lane_task(app, bodies)
+    serializer = "json" if wrong == "codec" else "pickle"
+    first, second = (
+        work.apply_async(("a", n), serializer=serializer if n else "json") for n in range(2)
+    )
+
+    bodies.gate.set()
+    with working(app):
+        assert value_of(first) == 0
+        eventually(lambda: parked(caller, first) == [])
+        advance(app, 120)
+        reap_orphans(state_of(app), first.unique_key)
+        with pytest.raises(ValueError if wrong == "codec" else ContentDisallowed):
+            value_of(second)
+        third = work.delay("a", 2)
+        assert value_of(third) == 2
+
+    assert bodies.began == [0, 2]
 
 
 @pytest.mark.server

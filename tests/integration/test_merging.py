@@ -30,6 +30,7 @@ from celery_unique.config.app_state import state_of
 from celery_unique.exceptions import ConfigurationError
 from celery_unique.followers.promote import reap_orphans
 from celery_unique.operations.explain import explain_call
+from celery_unique.publish.stale_holders.healing import Healed, StaleHolders
 from celery_unique.publish.store_client import CallerStoreClient
 from celery_unique.stores.base import Acquired, Claim, Finish, Start
 from celery_unique.stores.record import State
@@ -180,6 +181,37 @@ def test_a_parameter_that_is_not_given_adds_no_values(app):
 
     with working(app):
         assert value_of(first) == [1, 2]
+
+
+@pytest.mark.parametrize("default", [None, ("all",), []])
+def test_a_parameter_that_no_call_gives_keeps_its_default(app, default):
+    seen = []
+
+    @app.task(unique=True, unique_on_conflict="merge", unique_merge="ids", shared=False)
+    def update(shop: int, ids: Any = default) -> None:
+        seen.append(ids)
+
+    alone, first = update.delay(7), update.delay(8)
+    assert update.delay(8).outcome == "merged"
+
+    with working(app):
+        value_of(alone)
+        value_of(first)
+
+    assert seen == [default, default]
+    assert [type(ids) for ids in seen] == [type(default)] * 2
+
+
+def test_a_call_without_its_list_adds_the_default_to_the_lists_of_others(app):
+    @app.task(unique=True, unique_on_conflict="merge", unique_merge="ids", shared=False)
+    def update(shop: int, ids: Any = ("all",)) -> Any:
+        return ids
+
+    first = update.delay(7)
+    update.delay(7, ["a"])
+
+    with working(app):
+        assert value_of(first) == ["all", "a"]
 
 
 def test_the_merged_parameter_is_no_part_of_the_key_and_the_others_are(app):
@@ -618,6 +650,31 @@ def test_a_follower_of_a_task_whose_worker_died_runs_with_all_values_again(local
     with working(local_app):
         eventually(lambda: seen)
     assert seen == [[1, 2]]
+
+
+@pytest.mark.parametrize("until", ["it runs", "it has ended"])
+def test_values_of_a_call_run_once_if_the_task_starts_while_it_is_checked(app, monkeypatch, until):
+    """It has waited so long that the call checks whether its message is lost, and just then a
+    worker starts it."""
+    index, store = Index(app), state_of(app).store
+    first = index.call(1)
+    advance(app, 61)
+    heal, ran = StaleHolders.heal, []
+
+    def run_and_heal(self: StaleHolders, key: str, task_id: str) -> Any:
+        start = Start(task_id, "d1", "shop.index", 60_000, 60_000, merge=True)
+        ran.extend(values_of(store.start(key, start).payload))
+        if until == "it runs":
+            return Healed()  # released by an operator, say
+        store.finish(key, Finish(task_id, "d1", State.COMPLETED, 0, 0, merge=True))
+        return heal(self, key, task_id)
+
+    monkeypatch.setattr(StaleHolders, "heal", run_and_heal)
+    second = index.call(2)
+
+    assert ran == [[1], [2]]
+    assert (second.outcome, second.id) == ("merged", first.id)
+    assert [sent.id for sent in messages(app)] == [first.id]
 
 
 def test_values_merged_into_a_caller_slower_than_the_grace_may_run_twice(local_app):

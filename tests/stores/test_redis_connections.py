@@ -29,6 +29,7 @@ from celery_unique.testing.store_contract.factories import (
     publish,
     run,
     running,
+    start,
     task_of,
 )
 from tests.stores.timing import PATIENCE_S, after_all, unavailable_within
@@ -507,6 +508,40 @@ def test_a_call_whose_reply_was_lost_is_not_its_own_duplicate(losing_store, key)
 
     assert acquired.outcome == "created"
     assert task_of(losing_store, key, "a").duplicates == 0
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("behind", ["a task that waits", "a task with its own follower"])
+def test_a_probe_whose_reply_was_lost_merges_its_values_once(losing_store, key, behind):
+    publish(losing_store, key, "a", merge='{"numbers": [1]}')
+    if behind != "a task that waits":  # more than the fast path of the script reads
+        losing_store.acquire(key, claim("b", merge='{"numbers": [2]}', join="its message"))
+    Losing.error = redis.ConnectionError("reset by peer")
+
+    acquired = losing_store.probe(key, claim("c", merge='{"numbers": [3]}'))
+
+    assert acquired.outcome == "merged"
+    assert acquired.holder.task_id == "a"
+    payload = losing_store.start(key, start("a", merge=True)).payload
+    assert payload.count("[3]") == 1
+
+
+@pytest.mark.server
+def test_a_probe_whose_reply_was_lost_still_creates_nothing(losing_store, key):
+    Losing.error = redis.ConnectionError("reset by peer")
+
+    assert losing_store.probe(key, claim("a", merge='{"numbers": [1]}')) is None
+    assert not losing_store.read(key)[0].tasks
+
+
+@pytest.mark.server
+def test_a_probe_with_the_id_of_the_task_whose_reply_was_lost_admits_nothing(losing_store, key):
+    publish(losing_store, key, "a", merge='{"numbers": [1]}')
+    Losing.error = redis.ConnectionError("reset by peer")
+
+    again = losing_store.probe(key, claim("a", merge='{"numbers": [2]}'))
+
+    assert again is None or again.outcome == "merged"
 
 
 @pytest.mark.server

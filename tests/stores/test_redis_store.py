@@ -121,6 +121,45 @@ def test_a_merged_call_costs_the_same_however_many_were_merged_before_it(
 
 
 @pytest.mark.server
+def test_to_revoke_a_parked_call_reads_no_other_however_many_are_parked(store, client):
+    sent = []
+    for parked in (3, 300):
+        key = fresh_key()
+        publish(store, key, "holder")
+        for n in range(parked):
+            store.acquire(key, claim(f"call {n}", on_conflict="queue", join=f"message {n}" * 20))
+        with commands_seen(client, of_scripts=True) as commands:
+            assert store.cancel(key, "call 1", MINUTE) == "cancelled"
+            [orphan] = store.reap(key, "reaper", MINUTE)
+            assert (orphan.follower_id, orphan.fate) == ("call 1", "revoked")
+            assert store.followers(key, "holder") == []
+            assert [one for one, _ in store.followers(key)] == ["call 1"]
+            store.complete_follower(key, "call 1")
+        assert len(store.parked(key)) == parked - 1
+        whole = [each for each in commands if each.startswith(("HGETALL", "HSCAN"))]
+        assert all(store._layout.names_of(key).followers not in each for each in whole)
+        sent.append([each.split()[0] for each in commands])
+
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.server
+def test_followers_among_parked_calls_are_all_found(store, key):
+    publish(store, key, "holder")
+    for n in range(300):
+        store.acquire(key, claim(f"call {n}", on_conflict="queue", join=f"message {n}" * 20))
+        if n % 100 == 50:
+            store.acquire(key, claim(f"follower {n}", join=f"message of {n}"))
+
+    followers = [one for one, _ in store.followers(key, "holder")]
+
+    assert followers == ["follower 50", "follower 150", "follower 250"]
+    store.cancel(key, "holder", MINUTE)
+    orphans = [one.follower_id for one in store.reap(key, "reaper", MINUTE)]
+    assert orphans == ["call 0", *followers]
+
+
+@pytest.mark.server
 def test_start_and_finish_are_one_command_each(store, client, key):
     publish(store, key, "a")
     store.start(key, start("a"))

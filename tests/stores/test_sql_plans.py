@@ -30,6 +30,7 @@ FOUND_BY = {
     "abandoned": {"due"},
     "follower": {"followers"},
     "all_followers": {"followers"},
+    "followers_in_groups": {"followers"},
     "delete_follower": {"followers"},
     "delete_followers": {"followers"},
     "mark": {"marks"},

@@ -19,7 +19,7 @@ from celery_unique.exceptions import ConfigurationError, StoreUnavailable
 from celery_unique.stores import acts, open_store
 from celery_unique.stores.base import Acquired
 from celery_unique.stores.record import Record
-from celery_unique.stores.sql import SqlStore
+from celery_unique.stores.sql import SqlStore, side_tables
 from celery_unique.testing.store_contract.factories import (
     GRACE,
     MINUTE,
@@ -138,6 +138,29 @@ def test_a_call_from_another_task_is_one_statement_and_from_the_holder_none_is_c
     assert (successor.outcome, successor.after) == ("created", "holder")
     assert row_of(sql, key).conflicts == 0
     assert sql.read(key)[0].tasks["holder"].duplicates == 1
+
+
+def test_to_revoke_a_parked_call_reads_no_other_however_many_are_parked(sql, key, monkeypatch):
+    read, joined = [], side_tables._joined
+
+    def counted(facts: str, message: str) -> Any:
+        read.append(message)
+        return joined(facts, message)
+
+    publish(sql, key, "holder")
+    for n in range(60):
+        sql.acquire(key, claim(f"call {n}", on_conflict="queue", join=f"message {n}"))
+    sql.acquire(key, claim("follower", join="message of it"))
+    monkeypatch.setattr(side_tables, "_joined", counted)
+
+    assert sql.cancel(key, "call 30", MINUTE) == "cancelled"
+    [orphan] = sql.reap(key, "reaper", MINUTE)
+    assert (orphan.follower_id, orphan.fate) == ("call 30", "revoked")
+    assert [one for one, _ in sql.followers(key, "holder")] == ["follower"]
+    sql.complete_follower(key, "call 30")
+
+    # The call itself, and in each act the next one with its place in the lane.
+    assert set(read) <= {"message 30", "call 30", "message 0", "call 0", "message of it"}
 
 
 def test_many_claims_share_one_connection(sql):

@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 def badge(state: str) -> Html:
-    kind = state if state in (*STATES, "released", "unreadable") else "other"
+    kind = state if state in (*STATES, "parked", "released", "unreadable") else "other"
     return tag("span", state, class_=f"badge {kind}")
 
 
@@ -126,6 +126,7 @@ def _header(wanted: Wanted, text: str, order: str) -> Html:
 
 def _row(lock: LockView) -> Html:
     entry = lock.entry
+    unnamed = "(no name)" if lock.task_id else "(no task)"
     window = f"window {brief(entry.window_ends - lock.now, 1)}" if entry.window_ends else ""
     cells: dict[str, Content] = {
         "State": badge(lock.state),
@@ -134,6 +135,7 @@ def _row(lock: LockView) -> Html:
         "Duplicates": (
             f"{entry.duplicates:,}",
             lock.parked > 0 and tag("small", f"{lock.parked:,} parked"),
+            lock.position > 0 and tag("small", f"the call at position {lock.position:,}"),
         ),
         "Expires in": (brief(entry.lease - lock.now), bool(window) and tag("small", window)),
     }
@@ -141,7 +143,7 @@ def _row(lock: LockView) -> Html:
         "tr",
         tag(
             "th",
-            tag("a", entry.task_name or "(no name)", href=f"lock?{urlencode({'key': lock.key})}"),
+            tag("a", entry.task_name or unnamed, href=f"lock?{urlencode({'key': lock.key})}"),
             entry.label and tag("small", entry.label, class_="label"),
             tag("small", lock.task_id, " · ", short_key(lock.key)),
             scope="row",

@@ -206,7 +206,9 @@ class Pages:
             text = f"A call now {explanation.verdict.text}."
             parts.append(tag("p", text, class_="verdict ok" if admitted else "verdict held"))
         elif not any(lock.state != "released" for lock in explanation.locks):
-            parts.append(tag("p", "The key is free.", class_="verdict ok"))
+            free = ("No task holds the key: a worker publishes the next call.", "verdict held")
+            free = free if explanation.parked else ("The key is free.", "verdict ok")
+            parts.append(tag("p", free[0], class_=free[1]))
         parts.append(
             _facts(
                 ("Key", tag("code", explanation.key)),

@@ -25,7 +25,7 @@ from celery_unique.exceptions import CeleryUniqueError
 from celery_unique.operations.release import release_all, revoke_all
 from celery_unique.operations.search import Found, Wanted, find_page
 from celery_unique.operations.select import holders_of, is_key
-from celery_unique.publish.stale_holders.lock_view import LockView
+from celery_unique.publish.stale_holders.lock_view import LockView, parked_ids
 
 from .admin_page import Row, ended_url, filters, headers, page_links, row_of
 from .admin_results import result_links
@@ -104,13 +104,15 @@ class LockAdmin(admin.ModelAdmin):
 
     @_guarded
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        locks = _holders(_app_state(), unquote(object_id))
-        if not locks:
+        app_state, key = _app_state(), unquote(object_id)
+        locks, parked = _holders(app_state, key), _parked(app_state, key)
+        if not (locks or parked):
             messages.warning(request, "The lock no longer exists: its key is free.")
             return HttpResponseRedirect(self._url("changelist"))
-        title = locks[0].entry.task_name or "Lock"
+        title = locks[0].entry.task_name if locks else ""
         rows = self._rows(request, locks, units=2)
-        return self._page(request, "lock", {"title": title, "rows": rows})
+        context = {"title": title or "Lock", "rows": rows, "parked": parked}
+        return self._page(request, "lock", context)
 
     @_guarded
     def release_view(self, request: HttpRequest) -> HttpResponse:
@@ -218,6 +220,10 @@ def _app_state() -> AppState:
 
 def _holders(app_state: AppState, key: str) -> list[LockView]:
     return holders_of(key, *app_state.store.read(key)) if is_key(key) else []
+
+
+def _parked(app_state: AppState, key: str) -> list[str]:
+    return parked_ids(app_state, key, app_state.store.read(key)[0]) if is_key(key) else []
 
 
 def _selected(app_state: AppState, values: Sequence[str]) -> list[LockView]:

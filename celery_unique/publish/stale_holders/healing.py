@@ -141,6 +141,8 @@ class Healed(NamedTuple):
     """The key no longer has the holder: acquire again. Or ``lost``: publish this one again."""
 
     lost: Holder | None = None
+    #: It had ended without a trace in the store: what was merged into it since never ran.
+    ended: bool = False
 
 
 def resolve(app_state: AppState, missing: Missing) -> Healed | None:
@@ -180,7 +182,7 @@ def resolve(app_state: AppState, missing: Missing) -> Healed | None:
         key=lock.key,
         reason=f"it was stale and {what}: {missing.why}",
     )
-    return Healed(lost)
+    return Healed(lost, ended=lost is None and bool(missing.ended))
 
 
 def _close_connections() -> None:

@@ -19,6 +19,8 @@ from celery_unique.stores.record import LETTER_OF, Record, State, TaskEntry
 #: it is listed so that it can be released, which deletes it.
 RELEASED = "released"
 UNREADABLE = "unreadable"
+#: No task holds the key, and calls are parked under it: a worker is to publish the next one.
+PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,14 @@ class LockView:
     now: int
     unreadable: str = ""  # why nothing but the key is known
     parked: int = 0  # calls that wait for their turn under the key
+    position: int = 0  # of the parked call that was searched for; 0: of none
 
     @property
     def state(self) -> str:
         if self.unreadable:
             return UNREADABLE
+        if not self.task_id:
+            return PARKED
         return RELEASED if self.entry.released else str(self.entry.shown_state(self.now))
 
     @property
@@ -77,6 +82,7 @@ class LockView:
             "duplicates": entry.duplicates,
             "last_duplicate_at": _moment(entry.last_duplicate_at),
             "parked": self.parked,
+            "position": self.position or None,
             "worker": self.worker or None,
             "delivery": entry.delivery or None,
             "delivery_lease_ends_at": _moment(entry.delivery_lease),
@@ -100,6 +106,27 @@ def locks_of(key: str, record: Record, now: int) -> Iterator[LockView]:
     tasks = sorted(record.tasks.items(), key=lambda item: item[1].created_at)
     for task_id, entry in tasks:
         yield LockView(key, task_id, entry, now, parked=record.parked)
+
+
+def lane_of(key: str, record: Record, now: int) -> LockView | None:
+    """The lane of a key that no task holds, since it was released or its lease has lapsed: without
+    an id, as old as a worker is due to publish the next call. None where a task holds the key or
+    no call waits."""
+    waiting = record.parked + len(record.called_before)
+    if not waiting or record.following is None:
+        return None
+    if any(not task.released for task in record.tasks.values()):
+        return None
+    name = next((task.task_name for task in record.tasks.values()), "")
+    following = record.following
+    entry = TaskEntry("", following.due_at, following.kept_until, name)
+    return LockView(key, "", entry, now, parked=waiting)
+
+
+def parked_ids(app_state: AppState, key: str, record: Record) -> list[str]:
+    """The calls that wait for their turn under the key, the next one first."""
+    parked = app_state.store.parked(key) if record.parked else []
+    return record.called_before + parked
 
 
 class StoreClock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from celery_unique.stores.base import Claim
@@ -142,13 +143,35 @@ def followers_of(record: Record, holder: str | None, now: int) -> list[tuple[str
     following = record.following
     if following is None:
         return []
-    found = sorted(record.followers.items(), key=age)
-    followers = [
+    if holder is None:
+        found = members(record, following.groups, following.promoted)
+    else:
+        found = members(record, following.groups_of(holder), ())
+    return [
         (i, Follower(following.holder_of(i, joined), joined.message, not joined.group))
-        for i, joined in found
-        if joined.group or i in following.promoted  # the others are parked
+        for i, joined in sorted(found.items(), key=age)
+        if i != holder
     ]
-    return [(i, one) for i, one in followers if holder is None or (one.holder == holder != i)]
+
+
+def members(record: Record, groups: Collection[str], promoted: Iterable[str]) -> dict[str, Joined]:
+    """The followers in these groups, and these promoted ones. Reads no parked calls, of which a
+    lane can have very many, unless a group has a follower that is not its own holder."""
+    following = record.following
+    assert following is not None
+    found = {i: record.followers[i] for i in promoted if i in record.followers}
+    left = 0
+    for name in groups:
+        group = following.groups[name]
+        own = record.followers.get(group.holder)
+        left += group.count
+        if own is not None and own.group == name:  # a revoked call follows itself
+            found[group.holder] = own
+            left -= 1
+    if left:
+        in_groups = getattr(record.followers, "in_groups", record.followers.items)
+        found |= {i: joined for i, joined in in_groups() if joined.group in groups}
+    return found
 
 
 def age(follower: tuple[str, Joined]) -> tuple[int, str]:

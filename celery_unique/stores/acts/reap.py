@@ -10,7 +10,7 @@ from celery_unique.stores.record_followers import Following, Joined
 
 from . import lanes, merge
 from .blocking import in_limbo
-from .followers import age, follow_instead, leave_group, move, orphaned_at, set_due_time
+from .followers import age, follow_instead, leave_group, members, move, orphaned_at, set_due_time
 
 
 def reap(record: Record, reaper: str, claim_ms: int, now: int) -> list[Orphan]:
@@ -32,12 +32,10 @@ def reap(record: Record, reaper: str, claim_ms: int, now: int) -> list[Orphan]:
     if lost or unconfirmed:
         following.reaper, following.reaper_until = reaper, now + claim_ms
         set_due_time(record, now)
-        found = [
-            (i, joined)
-            for i, joined in record.followers.items()
-            if joined.group in lost or i in unconfirmed
-        ]
-        found.sort(key=lambda one: (one[1].group != "", *age(one)))
+        found = sorted(
+            members(record, lost, unconfirmed).items(),
+            key=lambda one: (one[1].group != "", *age(one)),
+        )
         return called + [_orphan(record, following, *one, now) for one in found[:ORPHANS_AT_ONCE]]
     set_due_time(record, now)
     return called

@@ -265,7 +265,8 @@ class RedisStore:
             if reply is not None:
                 return None if reply == 0 else self._acquired(key, reply, claim)
         command = (*self._acquire_command(key, claim)[:-1], "?")
-        reply = self._commands.run_one(scripts.ACQUIRE, command)
+        resend = _resend_probe if claim.merge else None
+        reply = self._commands.run_one(scripts.ACQUIRE, command, resend)
         return None if reply is None else self._acquired(key, reply, claim)
 
     def withdraw(
@@ -684,6 +685,11 @@ def _resend(command: Command) -> Command:
     """A call whose reply was lost may have been admitted: it must not be its own duplicate. So may
     an end have been recorded, which is then no other delivery's."""
     return (*command[:-1], "1") if command[1] in _KNOWS_AGAIN else command
+
+
+def _resend_probe(command: Command) -> Command:
+    """A merged call whose reply was lost may have added its values: once is enough."""
+    return (*command[:-1], "?1")
 
 
 def _attempt_mark(task_id: str, attempt: str) -> str:

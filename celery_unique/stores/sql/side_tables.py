@@ -62,8 +62,13 @@ class FollowerRows(MutableMapping[str, Joined]):
         self._session.execute(self._statements.delete_followers, self._values).close()
         self._seen.clear()
 
-    def _all(self) -> dict[str, Joined]:
-        rows: Any = self._session.execute(self._statements.all_followers, self._values).all()
+    def in_groups(self) -> ItemsView[str, Joined]:
+        """Those that follow a task: they are neither parked nor promoted."""
+        return self._all(self._statements.followers_in_groups).items()
+
+    def _all(self, statement: Any = None) -> dict[str, Joined]:
+        statement = self._statements.all_followers if statement is None else statement
+        rows: Any = self._session.execute(statement, self._values).all()
         return {follower_id: _joined(facts, message) for follower_id, facts, message in rows}
 
 

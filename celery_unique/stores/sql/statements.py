@@ -154,6 +154,11 @@ class Statements:
         self.all_followers = _text(
             f"SELECT follower_id, facts, message FROM {followers} WHERE {THIS}"
         )
+        # Facts begin with the name of the group: see ``Joined``.
+        self.followers_in_groups = _text(
+            f"SELECT follower_id, facts, message FROM {followers} WHERE {THIS} "
+            "AND SUBSTR(facts, 1, 3) <> '[\"\"'"
+        )
         self.put_follower = _text(
             f"INSERT INTO {followers} (namespace, lock_key, follower_id, facts, message) "
             "VALUES (:namespace, :key, :follower_id, :facts, :message) "

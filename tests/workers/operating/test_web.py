@@ -372,9 +372,17 @@ def test_calls_that_wait_for_their_turn_are_shown(site, store, desk):
     ]
 
     assert "2 parked" in site.get().text
+    assert "the call at position 2" in site.get(q=calls[2].id).text
     page = site.get("lock", key=calls[0].unique_key).text
     assert "Parked calls (2)" in page
     assert page.index(calls[1].id) < page.index(calls[2].id)
+
+    store.release(calls[0].unique_key)
+
+    assert "2 parked" in site.get().text
+    page = site.get("lock", key=calls[0].unique_key).text
+    assert "The key is free" not in page
+    assert "No task holds the key" in page
 
 
 def test_counts(site, store):

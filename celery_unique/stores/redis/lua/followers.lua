@@ -7,13 +7,17 @@ local offset, holder = ARGV[1] + 0, ARGV[2]
 -- @include entries
 -- @include record
 -- @include follower_groups
+-- @include members
 
-local found, all = {}, following and redis.call("HGETALL", followers_key) or {}
-for i = 1, #all, 2 do
-  local id, facts = all[i], all[i]:sub(1, 1) ~= "\n" and unpacked(all[i + 1])
-  local followed = facts and not facts[PARKED] and holder_of(id, facts)  -- the others are parked
-  if followed and (holder == "" or (followed == holder and id ~= holder)) then
-    found[#found + 1], found[#found + 2], found[#found + 3] = id, followed, all[i + 1]
+local found, groups = {}, {}
+if not following then return found end
+for name, group in pairs(following.g) do
+  if holder == "" or group[1] == holder then groups[name] = true end
+end
+for _, each in ipairs(members(groups, holder == "" and following.p or {})) do
+  local id, facts, value = unpack(each)
+  if id ~= holder then
+    found[#found + 1], found[#found + 2], found[#found + 3] = id, holder_of(id, facts), value
   end
 end
 return found

@@ -9,7 +9,7 @@
 --          postpone or 0, 14 its message if it would follow the task that blocks it, or "",
 --          15 "c" when a canvas waits for the id, or "", 16 how its line in a payload begins,
 --          17 its values, 18 how long the values of a task may be, 19 "1" when the same attempt is
---          repeated, "?" to probe: nothing is created (times in ms)
+--          repeated, "?" to probe: nothing is created; "?1" when a probe is repeated (times in ms)
 -- Returns  as acquire; "merged" in place of "joined" when the task takes the values of the call, or as
 --          text, see merged_duplicate
 local offset, id, name, states = ARGV[1] + 0, ARGV[2], ARGV[3], ARGV[4]
@@ -18,7 +18,7 @@ local keep, arguments, kept = ARGV[8], ARGV[9], ARGV[10] + 0
 local strategy, parent, max_wait, message = ARGV[11], ARGV[12], ARGV[13] + 0, ARGV[14]
 local in_canvas, line_head, values, max_bytes = ARGV[15], ARGV[16], ARGV[17], ARGV[18] + 0
 local kind, payloads_key = ARGV[19], KEYS[5]
-local again, probes = kind == "1", kind == "?"
+local again, probes = kind:sub(-1) == "1", kind:sub(1, 1) == "?"
 if kept == 0 then kept = window end
 -- @include stored
 -- @include merged_duplicate
@@ -28,7 +28,8 @@ joins = message ~= ""
 -- @include follower_groups
 -- @include payload
 local function readmit(own, created)
-  if own[STATE] == "p" and not probes then
+  if probes then return false end  -- the task of another call with its id: the publish decides
+  if own[STATE] == "p" then
     own[LEASE] = math.max(own[LEASE], now + grace)
     write("t:" .. id, own)
   end

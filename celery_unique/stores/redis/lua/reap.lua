@@ -11,6 +11,7 @@ local claim, most = ARGV[3] + 0, ARGV[4] + 0
 -- @include entries
 -- @include record
 -- @include follower_groups
+-- @include members
 
 if not following then redis.call("ZREM", due_key, key) end
 local reply, called = {}, call_parked() or {}
@@ -22,26 +23,21 @@ for n = 1, #called, 3 do
 end
 if #called > 0 then set_due_time() end
 if not following or (following.u > now and following.r ~= reaper) then return reply end
-local lost, any = {}, false
+local lost, unconfirmed = {}, {}
 for name, group in pairs(following.g) do
-  if orphaned_at(group[1]) <= now then lost[name], any = true, true end
+  if orphaned_at(group[1]) <= now then lost[name] = true end
 end
 for id in pairs(following.p) do
-  if orphaned_at(id) <= now then lost[":" .. id], any = true, true end
+  if orphaned_at(id) <= now then unconfirmed[id] = true end
 end
-local all, found, there = any and redis.call("HGETALL", followers_key) or {}, {}, {}
-for i = 1, #all, 2 do
-  -- Numbers of parked calls, whose value is an id.
-  local facts = all[i]:sub(1, 1) ~= "\n" and unpacked(all[i + 1]) or {}
-  local name = facts[GROUP] == "" and ":" .. all[i] or facts[GROUP]
-  if lost[name] then
-    there[name] = true
-    found[#found + 1] = {all[i], facts, all[i + 1]}
-  end
-end
+local found, there = members(lost, unconfirmed), {}
+for _, each in ipairs(found) do there[each[2][GROUP] == "" and ":" .. each[1] or each[2][GROUP]] = true end
 -- Groups whose followers the server has evicted must not stay due.
 for name in pairs(lost) do
-  if not there[name] then following.g[name], following.p[name:sub(2)] = nil, nil end
+  if not there[name] then following.g[name] = nil end
+end
+for id in pairs(unconfirmed) do
+  if not there[":" .. id] then following.p[id] = nil end
 end
 if #found > 0 then following.r, following.u = reaper, now + claim end
 set_due_time()
