@@ -88,7 +88,7 @@ class RecordModel:
 
     def after(self, state: Record, operation: Operation) -> Iterable[Record]:
         for now_us in self._clocks(operation, state.token):
-            for record in _orders(state, operation.act):
+            for record in _orders(state, operation.act, operation.arguments.given):
                 reply = _apply(record, operation.act, operation.arguments.given, now_us)
                 if _agrees(operation, reply):
                     yield _canonical(record)
@@ -104,19 +104,20 @@ class RecordModel:
             yield reply.token
             if reply.lost and reply.token == last_token + 1:  # another one's clock was ahead
                 yield from self._between(timed.from_ms, reply.token // 1000 - 1)
-        elif (operation.act == "promote" and reply == "publish") or _calls(reply):
-            yield from self._between(timed.from_ms, timed.to_ms + ROUNDED_MS)
+        elif called := 1 if operation.act == "promote" and reply == "publish" else _calls(reply):
+            yield from self._between(timed.from_ms, timed.to_ms + ROUNDED_MS, called)
         else:
             yield timed.phase_ms * 1000
 
-    def _between(self, from_ms: int, to_ms: int) -> Iterator[int]:
-        """Moments of an interval, in microseconds: one for each that makes a difference."""
-        first = from_ms - ROUNDED_MS
-        yield first * 1000
-        for moment in self._moments[bisect_right(self._moments, first) :]:
-            if moment > to_ms:
-                return
-            yield moment * 1000
+    def _between(self, from_ms: int, to_ms: int, created: int = 1) -> Iterator[int]:
+        """Moments of an interval, in microseconds: one for each that makes a difference. Of several
+        tasks that one act creates, each is a millisecond younger than the one before."""
+        first, moments = from_ms - ROUNDED_MS, self._moments
+        shown = moments[bisect_right(moments, first) : bisect_right(moments, to_ms + created)]
+        tried = {moment - order for moment in shown for order in range(created)}
+        for moment in sorted({first, *tried}):
+            if first <= moment <= to_ms:
+                yield moment * 1000
 
     def reads_only(self, operation: Operation) -> bool:
         reply = operation.reply
@@ -135,11 +136,12 @@ class RecordModel:
         )
 
 
-def _calls(reply: Any) -> bool:
-    """Whether parked calls have become tasks by the act."""
+def _calls(reply: Any) -> int:
+    """How many parked calls have become tasks by the act."""
     if isinstance(reply, Finished):
-        return bool(reply.called)
-    return isinstance(reply, list) and any(isinstance(o, Orphan) and o.called for o in reply)
+        return len(reply.called)
+    orphans = reply if isinstance(reply, list) else ()
+    return sum(isinstance(each, Orphan) and each.called is not None for each in orphans)
 
 
 # -- time ---------------------------------------------------------------------
@@ -157,15 +159,17 @@ def _moments(reply: Any) -> Iterator[int]:
         yield from (task.created_at for task in reply.tasks.values())
 
 
-def _orders(record: Record, act: str) -> Iterator[Record]:
+def _orders(record: Record, act: str, given: tuple[Any, ...]) -> Iterator[Record]:
     """Copies of the record: any of the tasks that were created in one millisecond may be taken
-    for the newest. One id may be merged into several tasks here: any of them may lose its line."""
-    if act == "unmerge":
+    for the newest. One id may be merged into several tasks here: any of them may lose its line, or
+    be the one in which a repeated call finds its line."""
+    if act == "unmerge" or (act == "acquire" and given[0].again and given[0].merge):
         for first in record.tasks or ("",):
             other = copied(record)
             other.tasks = {i: other.tasks[i] for i in sorted(other.tasks, key=first.__ne__)}
             yield other
-        return
+        if act == "unmerge":
+            return
     moments = Counter(task.created_at for task in record.tasks.values())
     tied = [i for i, task in record.tasks.items() if moments[task.created_at] > 1]
     if not tied or act not in ("acquire", "publish"):
@@ -264,11 +268,10 @@ def _seen_lane(lane: Lane | None) -> Any:
 
 
 def _seen_task(task: TaskEntry) -> Any:
-    over = _is_over(task)  # what ran it means nothing any more
     return (
         *(task.state, task.created_at, task.eta, task.keep, task.duplicates),
         *(sorted(task.flags), task.by, task.after, task.arguments, task.since),
-        *(() if over else (task.delivery, task.token)),
+        *(task.delivery, 0 if _is_over(task) else task.token),
     )
 
 
@@ -328,7 +331,7 @@ def _canonical(record: Record) -> Record:
         task.last_duplicate_at = 0
         task.flags = "".join(sorted(task.flags))
         if _is_over(task):
-            task.delivery, task.token = "", 0
+            task.token = 0  # the delivery that ended it may report the same end again
     if record.following:
         record.following.promoted = dict.fromkeys(record.following.promoted, 0)
     return record

@@ -85,7 +85,22 @@ class Checker:
             revoke.returned is None
             or call.began < revoke.returned
             or any(story.asked(run) < revoke.returned for run in story.runs_of[call.id])
+            or self._begun_in_the_store(call, revoke.returned)
             for revoke in story.revokes_of[call.id]
+        )
+
+    def _begun_in_the_store(self, call: Call, revoked: float) -> bool:
+        """Whether its task was active there when it was revoked, although its body never began: its
+        worker passed its gate and was killed. Its lock then stays until that delivery's lease."""
+        story = self.story
+        return any(
+            asked["t"] < revoked
+            and fault.kind in ("worker killed", "pool child killed")
+            and fault.target == asked["worker"]
+            and asked["t"] <= fault.until
+            and call.began <= fault.until + story.run_lease + story.store_behind(0, call.began)
+            for asked in story.of_id("asked", call.id)
+            for fault in story.faults
         )
 
     def _why_lost(self, call: Call) -> tuple[str, str]:

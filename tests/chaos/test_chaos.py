@@ -550,6 +550,29 @@ def test_a_duplicate_of_a_task_whose_revoke_has_returned_is_lost(scene):
     assert scene.violations() == ["lost"]
 
 
+def test_a_duplicate_of_a_task_that_was_killed_behind_its_gate_and_revoked_shares_its_end(scene):
+    scene.call(1, "a")
+    scene.asked(1.4, "a", "w2")
+    scene.fault("worker killed", 1.5, 1.6, "w2")
+    scene.revoked(2, "a", returned=2.1)
+    scene.call(2.2, "a", outcome="deduplicated")
+    assert scene.violations() == []
+
+    scene.call(5, "a", outcome="deduplicated")  # its lock has lapsed
+    assert scene.violations() == ["lost"]
+
+
+def test_a_worker_that_was_killed_before_it_asked_explains_no_duplicate(scene):
+    scene.call(1, "a")
+    scene.fault("worker killed", 1.2, 1.3, "w1")
+    scene.asked(1.4, "a", "w2")
+    scene.fault("worker killed", 1.5, 1.6, "w1")
+    scene.revoked(2, "a", returned=2.1)
+    scene.call(2.2, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["lost"]
+
+
 def test_a_revoke_is_forgotten_with_the_record_that_has_its_mark(scene):
     scene.call(1, "a")
     scene.revoked(2, "a", returned=2.1)

@@ -292,6 +292,28 @@ def test_an_interrupted_act_loses_no_one_way_act_that_it_took_along(
 
 
 @pytest.mark.server
+def test_a_flush_waits_for_acts_that_another_thread_takes_along(redis_url, monkeypatch):
+    monkeypatch.setattr(commands.WriteBehindBuffer, "_wake", lambda self: None)
+    with closing(RedisStore.from_url(redis_url, timeout_s=PATIENCE_S)) as store:
+        key = fresh_key()
+        store.acquire(key, claim("a"))
+        store.confirm(key, "a", QUEUE_LEASE)
+        with ThreadPoolExecutor(1) as other:
+            receive = other.submit(store.begin_acquire_many, [(key, claim("b"))]).result()
+
+            with pytest.raises(StoreUnavailable, match="another thread"):
+                store.flush(0.05)
+            other.submit(
+                store.flush, PATIENCE_S
+            ).result()  # its own reply is the next thing it reads
+            flushed = other.submit(receive)
+            store.flush()
+
+            assert task_of(store, key, "a").state == "w"
+            flushed.result()
+
+
+@pytest.mark.server
 def test_an_interrupted_flush_does_not_stop_the_thread_of_one_way_acts(redis_url):
     def watched(frame: FrameType) -> bool:
         return of_package(frame) or frame.f_code.co_filename == threading.__file__

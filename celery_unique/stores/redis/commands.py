@@ -324,6 +324,7 @@ class WriteBehindBuffer:
         self._changed = threading.Condition(self._mutex)
         self._waiting: OrderedDict[str, list[Act]] = OrderedDict()  # by record
         self._in_flight: set[str] = set()  # records on which the thread is sending acts
+        self._carried: dict[int, int] = {}  # piggybacks under way, by id, and whose thread's
         self._woken_at = -math.inf  # when the thread was woken that has yet to take what waits
         self._is_closed = False
         self._hurry = False  # flush waits
@@ -376,6 +377,8 @@ class WriteBehindBuffer:
                 record = next(iter(self._waiting))
                 taken += self._waiting[record]
                 del self._waiting[record]
+            if taken:
+                self._carried[id(taken)] = threading.get_ident()
         return taken
 
     def record_replies(self, acts: Piggyback, replies: Sequence[Any]) -> None:
@@ -383,13 +386,19 @@ class WriteBehindBuffer:
         # With their scripts, or the next command that carries them could get the same reply.
         unknown = [act.whole() for act in _with_reply(NoScriptError, acts, replies)]
         self._requeue([*unknown, *_with_reply(StoreUnavailable, acts, replies)])
-        acts.clear()
+        self._release(acts)
         _log_refused(replies)
 
     def requeue(self, acts: Piggyback) -> None:
         """Buffer acts that got no reply, in front of later ones."""
         self._requeue(acts)
-        acts.clear()
+        self._release(acts)
+
+    def _release(self, acts: Piggyback) -> None:
+        with self._mutex:
+            self._carried.pop(id(acts), None)
+            self._changed.notify_all()
+        acts.clear()  # last: interrupted before, they are requeued when it is deleted
 
     def _requeue(self, acts: Sequence[Act]) -> None:
         if acts:
@@ -402,9 +411,20 @@ class WriteBehindBuffer:
                 self._waiting.setdefault(act.command[RECORD], []).insert(0, act)
 
     def flush(self, timeout_s: float | None = None) -> None:
+        began, own = monotonic(), threading.get_ident()
         with self._mutex:
             self._hurry = True
             self._changed.notify_all()
+            # Those of this thread are in front of a command whose reply it has yet to read.
+            others = {each for each, thread in self._carried.items() if thread != own}
+            limit_s = 2 * self._connections.timeout_s if timeout_s is None else timeout_s
+            if not self._changed.wait_for(lambda: others.isdisjoint(self._carried), limit_s):
+                raise StoreUnavailable(
+                    f"acts that another thread sends to the lock store did not finish within"
+                    f" {limit_s:g} s"
+                )
+        if timeout_s is not None:
+            timeout_s = max(0.0, began + timeout_s - monotonic())
         self._queue.flush(timeout_s)
 
     def close(self) -> None:
