@@ -11,6 +11,7 @@ from celery_unique.cli import FOUND_NOTHING
 from celery_unique.header import DeliveryName
 from celery_unique.operations.explain import (
     Explanation,
+    beside_stale,
     freed_by,
     meaning,
     running_processes,
@@ -49,6 +50,7 @@ def why_command(ctx: click.Context, /, what: str | None, as_json: bool, **given:
         held |= any(lock.state != "released" for lock in explanation.locks)
         processes = running_processes(command.app_state, explanation.locks)
         stale = why_stale(command.app_state, explanation.locks)
+        explanation = beside_stale(explanation, stale)
         if as_json:
             shown = document(explanation, processes)
             for task in shown["tasks"]:

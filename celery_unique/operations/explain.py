@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import uuid
@@ -212,6 +212,9 @@ def running_processes(app_state: AppState, locks: Iterable[LockView]) -> dict[st
     return found
 
 
+_STALE = "yes"
+
+
 def why_stale(app_state: AppState, locks: Iterable[LockView]) -> dict[str, str]:
     """Task id -> why its lock is stale, or why that is not known, by the rule that a duplicate
     applies. Only of tasks that have waited for so long."""
@@ -228,10 +231,23 @@ def why_stale(app_state: AppState, locks: Iterable[LockView]) -> dict[str, str]:
     try:
         for missing in missing_messages(app_state, waiting, timeout_s=1.0):
             text = missing.unless and f"its message was not found, but {missing.unless}"
-            found[missing.lock.task_id] = text or f"yes: {missing.why}. The next call releases it"
+            proven = f"{_STALE}: {missing.why}. The next call releases it"
+            found[missing.lock.task_id] = text or proven
     except NoAnswer as error:
         return {lock.task_id: f"unknown: {error}" for lock in waiting}
     return found
+
+
+def beside_stale(explanation: Explanation, stale: Mapping[str, str]) -> Explanation:
+    """The same, where a call that is made now releases the key of a stale holder.
+    ``stale``: of ``why_stale``."""
+    verdict = explanation.verdict
+    if verdict is None or verdict.outcome not in ("deduplicated", "rejected"):
+        return explanation
+    if not stale.get(verdict.task_id or "", "").startswith(_STALE):
+        return explanation
+    text = "releases the key of a stale holder, and is published"
+    return replace(explanation, verdict=Verdict("created", verdict.task_id, text))
 
 
 # -- in words ----------------------------------------------------------------------------

@@ -242,6 +242,25 @@ def test_why_tells_what_would_become_of_a_call(shop, run):
     assert verdict(run, shop, *by_key, "--args", "[6]") == (0, "conflict", paid.id)
 
 
+def test_why_tells_that_a_call_releases_the_key_of_a_stale_holder(local_app, run):
+    @local_app.task(name="shop.rebuild", unique=True, shared=False)
+    def rebuild(shop_id: int) -> None: ...
+
+    holder = rebuild.delay(1)
+    flush(local_app)
+    asked = ("shop.rebuild", "--args", "[1]")
+    local_app.backend.store_result(holder.id, None, "SUCCESS")
+    assert verdict(run, local_app, *asked) == (0, "deduplicated", holder.id)
+
+    advance(local_app, 61)
+
+    assert verdict(run, local_app, *asked) == (0, "created", holder.id)
+    said = run(local_app, "why", *asked).out
+    assert f"A call now releases the key of a stale holder, and is published ({holder.id})" in said
+    assert "yes: its task has ended (SUCCESS in the result backend)" in said
+    assert rebuild.delay(1).outcome == "created"
+
+
 def test_asking_why_changes_nothing(shop, run):
     first = shop.tasks["shop.rebuild"].delay(7)
     flush(shop)

@@ -21,6 +21,7 @@ from celery_unique.keys.digest import short_key
 from celery_unique.operations.count import Counts, TaskCount, count_all
 from celery_unique.operations.explain import (
     Explanation,
+    beside_stale,
     explain_call,
     explain_record,
     freed_by,
@@ -199,6 +200,7 @@ class Pages:
     def _explained(self, explanation: Explanation) -> list[Content]:
         processes = running_processes(self._app_state, explanation.locks)
         stale = why_stale(self._app_state, explanation.locks)
+        explanation = beside_stale(explanation, stale)
         policy = explanation.policy
         parts: list[Content] = []
         if explanation.verdict is not None:
