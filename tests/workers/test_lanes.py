@@ -142,7 +142,9 @@ def most_at_a_time(hall: Hall) -> dict[str, int]:
     """Of each lane: how many bodies with live leases ran at the same time.
 
     A body of a killed process ended then. One whose lease has lapsed is left out: it says so at
-    its end, or its process was stopped and then killed.
+    its end, or its process was stopped and then killed. So is one that runs a second time, since
+    its worker was killed between its end, which gave the next call its turn, and its result: W3 in
+    the failure modes.
     """
     bodies: dict[tuple[int, str], dict[str, Any]] = {}
     marks: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -154,7 +156,14 @@ def most_at_a_time(hall: Hall) -> dict[str, int]:
             body.update(until=event["at"], mine=event["mine"])
             if not event["mine"]:
                 assert hall.was_stopped(body), f"its lease lapsed while its worker lived: {body}"
-    for (pid, _), body in bodies.items():
+    ended_before = {
+        task_id: body["until"]
+        for (pid, task_id), body in bodies.items()
+        if pid in hall.killed and body["until"] is not None
+    }
+    for (pid, task_id), body in bodies.items():
+        if ended_before.get(task_id, body["at"]) < body["at"]:
+            continue
         until = hall.killed[pid] if body["until"] is None else body["until"]
         if body["until"] is None and hall.was_stopped({**body, "until": until}):
             continue
