@@ -91,13 +91,22 @@ class Checker:
 
     def _begun_in_the_store(self, call: Call, revoked: float) -> bool:
         """Whether its task was active there when it was revoked, although its body never began: its
-        worker passed its gate and was killed. Its lock then stays until that delivery's lease."""
+        worker passed its gate, did not drop the message and was killed. Its lock then stays until
+        that delivery's lease."""
         story = self.story
+
+        def dropped(asked: Event, before: float) -> bool:
+            return any(
+                ack["worker"] == asked["worker"] and asked["t"] <= ack["t"] < before
+                for ack in story.of_id("ack", call.id)
+            )
+
         return any(
             asked["t"] < revoked
             and fault.kind in ("worker killed", "pool child killed")
             and fault.target == asked["worker"]
             and asked["t"] <= fault.until
+            and not dropped(asked, fault.t)
             and call.began <= fault.until + story.run_lease + story.store_behind(0, call.began)
             for asked in story.of_id("asked", call.id)
             for fault in story.faults

@@ -573,6 +573,17 @@ def test_a_worker_that_was_killed_before_it_asked_explains_no_duplicate(scene):
     assert scene.violations() == ["lost"]
 
 
+def test_a_worker_that_had_dropped_the_message_and_was_killed_later_explains_no_duplicate(scene):
+    scene.call(1, "a")
+    scene.asked(1.4, "a", "w2")
+    scene.ack(1.5, "a", "w2")
+    scene.revoked(2, "a", returned=2.1)
+    scene.fault("worker killed", 6, 6.1, "w2")
+    scene.call(8, "a", outcome="deduplicated")
+
+    assert scene.violations() == ["lost"]
+
+
 def test_a_revoke_is_forgotten_with_the_record_that_has_its_mark(scene):
     scene.call(1, "a")
     scene.revoked(2, "a", returned=2.1)

@@ -156,13 +156,15 @@ def most_at_a_time(hall: Hall) -> dict[str, int]:
             body.update(until=event["at"], mine=event["mine"])
             if not event["mine"]:
                 assert hall.was_stopped(body), f"its lease lapsed while its worker lived: {body}"
-    ended_before = {
-        task_id: body["until"]
+    killed_behind_its_end = {
+        task_id: hall.killed[pid]
         for (pid, task_id), body in bodies.items()
-        if pid in hall.killed and body["until"] is not None
+        if pid in hall.killed
+        and body["until"] is not None
+        and hall.killed[pid] - body["until"] < hall.lease_s
     }
     for (pid, task_id), body in bodies.items():
-        if ended_before.get(task_id, body["at"]) < body["at"]:
+        if killed_behind_its_end.get(task_id, body["at"]) < body["at"]:
             continue
         until = hall.killed[pid] if body["until"] is None else body["until"]
         if body["until"] is None and hall.was_stopped({**body, "until": until}):
