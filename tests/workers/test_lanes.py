@@ -420,16 +420,7 @@ def test_the_next_starts_within_the_run_lease_and_a_third_of_it(hall, report):
 
 
 @pytest.mark.server
-@pytest.mark.parametrize(
-    "store",
-    [
-        "postgres",
-        *(
-            pytest.param(name, marks=pytest.mark.skipif(not FULL, reason="make test-lanes"))
-            for name in ("sqlite", "mariadb", "sentinel", "cluster")
-        ),
-    ],
-)
+@pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb", "sentinel", "cluster"])
 def test_the_next_starts_on_every_store(redis_url, store, request, tmp_path, start_worker, report):
     """A run of lanes on each store, in which the holder's worker is killed."""
     store_url = request.getfixturevalue(f"{store}_url")
@@ -454,7 +445,6 @@ def test_the_next_starts_on_every_store(redis_url, store, request, tmp_path, sta
 
 
 @pytest.mark.server
-@pytest.mark.skipif(not FULL, reason="make test-lanes; half a minute")
 def test_a_call_that_has_its_turn_while_the_broker_is_down_is_published_later(
     redis_url, start_server, tmp_path, start_worker
 ):
